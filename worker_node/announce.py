@@ -53,19 +53,17 @@ async def announced(node: Node, url: str) -> AsyncIterator[None]:
 
 async def _keep_telling(session: aiohttp.ClientSession, node: Node, gateway: str, url: str) -> None:
     loop = asyncio.get_running_loop()
-    told: str | None = "never"
-    due, draining = 0.0, False
+    before: str | None = "never"
     while True:
-        if loop.time() >= due or node.state.draining != draining:
-            due, draining = loop.time() + _EVERY_S, node.state.draining
-            problem = await _tell(session, node, gateway, url, draining=draining)
-            if problem != told:
-                told = problem
-                if problem is None:
-                    log.info("announced to %s", gateway)
-                else:
-                    log.warning("%s does not take this node: %s", gateway, problem)
-        await asyncio.sleep(_LOOK_S)
+        due, draining = loop.time() + _EVERY_S, node.state.draining
+        problem = await _tell(session, node, gateway, url, draining=draining)
+        if problem is not None and problem != before:
+            log.warning("%s does not take this node: %s", gateway, problem)
+        elif problem != before:
+            log.info("announced to %s", gateway)
+        before = problem
+        while loop.time() < due and node.state.draining == draining:  # noqa: ASYNC110  (a drain sets no event)
+            await asyncio.sleep(_LOOK_S)
 
 
 async def _tell(session: aiohttp.ClientSession, node: Node, gateway: str, url: str, *, draining: bool) -> str | None:

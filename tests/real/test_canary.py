@@ -62,7 +62,7 @@ async def test_garbage_keeps_a_device_from_being_ready_and_moves_traffic(store):
         assert await until(cpu, EngineState.READY), "the next placement is made ready meanwhile"
         async with generate(services, request()) as run:
             assert (run.route.device, run.route.reason) == (Device.CPU, "device_quarantined")
-            finished = [event async for events in run.events for _, event, _ in events][-1]
+            finished = [event async for _, events, _ in run.events for event in events][-1]
         assert "Paris" in finished.text()
         assert model.state() is ModelState.DEGRADED
         with pytest.raises(DeviceUnavailable, match="its known question was answered wrongly"):

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 from worker_node.core.types import Device
 from worker_node.models.passports import Passport
-from worker_node.serving.certified import identity_of, passport_store
+from worker_node.serving.build import identity_of, passport_store
 from worker_node.settings import ModelSettings
 
 MADE = "2026-09-01T10:00:00+00:00"

@@ -125,14 +125,14 @@ _LONE_MARKS = re.compile(r"(?:(?:^|\s)[*_#~|]+)+$")
 def title(text: str) -> str:
     """One line of at most eight words, without markdown and quotes; empty if the text holds no word."""
     for line in _plain(text).splitlines():
-        words = _without_label(_bare(line.translate(_QUOTES))).translate(_SHOWN).translate(_QUOTES).split()
+        words = _LABEL.sub("", _bare(line.translate(_QUOTES))).translate(_SHOWN).translate(_QUOTES).split()
         if _has_word(line) and words:
             kept = words[:MAX_TITLE_WORDS]
             while len(words) > MAX_TITLE_WORDS and len(kept) > 1 and kept[-1].lower() in _DANGLING:
                 kept.pop()
             made = " ".join(kept)
             # What is taken off an end may leave another mark there.
-            while (plain := _without_marks(made.lstrip(" '’‘,;:–—|").rstrip(" '’‘.,;:-–—|"))) != made:
+            while (plain := _stripped(made)) != made:
                 made = plain
             if _has_word(made):
                 return made
@@ -146,8 +146,11 @@ def summary(text: str) -> str:
     bullets = [bullet for bullet in bullets if _has_word(bullet)]
     if len(bullets) > 1:
         return "\n".join(f"- {bullet}" for bullet in bullets[:MAX_BULLETS]).translate(_SHOWN)
-    paragraph = " ".join(_without_label(_bare(line)) for line in _first_paragraph(text))
-    return paragraph.strip().translate(_SHOWN) if _has_word(paragraph) else ""
+    for paragraph in re.split(r"\n\s*\n", textwrap.dedent(_plain(text))):
+        kept = [_LABEL.sub("", _bare(line)) for line in paragraph.splitlines() if not _RULE.match(line)]
+        if _has_word(" ".join(kept)):
+            return " ".join(kept).strip().translate(_SHOWN)
+    return ""
 
 
 def json_object(text: str) -> dict[str, Any] | None:
@@ -173,13 +176,9 @@ def _plain(text: str) -> str:
     return _LINK.sub(r"\1", _MARKS.sub("", text))
 
 
-def _first_paragraph(text: str) -> list[str]:
-    """The lines of the first paragraph that holds a word after its label."""
-    for paragraph in re.split(r"\n\s*\n", textwrap.dedent(_plain(text))):
-        lines = [line for line in paragraph.splitlines() if not _RULE.match(line)]
-        if _has_word(" ".join(_without_label(_bare(line)) for line in lines)):
-            return lines
-    return []
+def _stripped(title: str) -> str:
+    """A title without the punctuation and the lone marks at its ends."""
+    return _LINE_MARK.sub("", _LONE_MARKS.sub("", title.lstrip(" '’‘,;:–—|").rstrip(" '’‘.,;:-–—|")))
 
 
 def _bare(line: str) -> str:
@@ -187,14 +186,6 @@ def _bare(line: str) -> str:
     while (stripped := _EMPHASIS.sub(r"\g<text>", _LINE_MARK.sub("", line))) != line:
         line = stripped
     return line.strip()
-
-
-def _without_marks(title: str) -> str:
-    return _LINE_MARK.sub("", _LONE_MARKS.sub("", title))
-
-
-def _without_label(line: str) -> str:
-    return _LABEL.sub("", line)
 
 
 def _has_word(text: str) -> bool:

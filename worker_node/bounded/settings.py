@@ -24,11 +24,6 @@ MAX_BODY_BYTES = 1024 * 1024
 PROMPT_TOKENS = 1024
 
 
-def default_lock() -> Path:
-    """`npu-node-npu0.lock` in the user's runtime directory, else in the directory for temporary files."""
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / "npu-node-npu0.lock"
-
-
 class BoundedSettings(BaseSettings):
     """`OV_GENAI_NPU_*`. `model` is a directory, None the reference model of the store; `cache` a directory.
 
@@ -46,7 +41,9 @@ class BoundedSettings(BaseSettings):
     )
     host: str = ADDRESS
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
-    lock: Path = Field(default_factory=default_lock)
+    lock: Path = Field(
+        default_factory=lambda: Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / "npu-node-npu0.lock"
+    )
     lock_wait_s: float = Field(default=30.0, gt=0, le=600)
 
     def node_settings(self) -> NodeSettings:

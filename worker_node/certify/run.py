@@ -20,8 +20,7 @@ from worker_node.doctor.machine import ExaminedMachine, read_kernel_log
 from worker_node.models.directory import MODEL_FILE, InstalledModel
 from worker_node.models.passports import CheckResult, Identity, Limits, Passport, Rates, Verdict, now
 from worker_node.models.store import ModelStore
-from worker_node.serving.build import installed_model
-from worker_node.serving.certified import identity_of, known_problem
+from worker_node.serving.build import identity_of, installed_model, known_problem
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 _DOCTOR_FACTS = (15, 17, 18, 20, 21, 22, 23)

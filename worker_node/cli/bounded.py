@@ -24,20 +24,11 @@ def add_job(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "job", help="run one bounded job", description="Run one bounded job, with the proof that the NPU ran it."
     )
-    add_job_options(parser, required=True)
-    parser.set_defaults(run=run_job)
-
-
-def add_job_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Declare what describes a job; not `required` and not shown for `npu-node run`, its old spelling."""
-
-    def shown(text: str) -> str:
-        return text if required else argparse.SUPPRESS
-
-    parser.add_argument("--job", required=required, help=shown("title, summary, notification or memory_candidate"))
-    parser.add_argument("--input", required=required, help=shown("the text, or - to read it from standard input"))
-    parser.add_argument("--max-new-tokens", type=int, help=shown("1 to 256; default: the job's own"))
-    parser.add_argument("--json", action="store_true", help=shown("on one line"))
+    parser.add_argument("--job", required=True, help="title, summary, notification or memory_candidate")
+    parser.add_argument("--input", required=True, help="the text, or - to read it from standard input")
+    parser.add_argument("--max-new-tokens", type=int, help="1 to 256; default: the job's own")
+    parser.add_argument("--json", action="store_true", help="on one line")
+    parser.set_defaults(run=_run_job)
 
 
 def add_smoke(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -62,13 +53,19 @@ def add_bench(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.set_defaults(run=_bench)
 
 
-def run_job(args: argparse.Namespace) -> int:
+def _run_job(args: argparse.Namespace) -> int:
     """Print the result; 0 only if the job succeeded and the NPU's busy counter proves that the NPU ran it."""
     import orjson
 
     from worker_node.bounded.jobs import make_request
 
-    request = make_request(args.job, _text(args.input), args.max_new_tokens)
+    text = args.input
+    if text == "-":
+        try:
+            text = sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError:
+            raise BadRequest("standard input is not UTF-8") from None
+    request = make_request(args.job, text, args.max_new_tokens)
     result = with_service(args, lambda service: service.run(request))
     shown = result.payload if result.error is None else result.payload | {"error": result.error}
     print(orjson.dumps(shown, option=0 if args.json else orjson.OPT_INDENT_2).decode())
@@ -77,19 +74,10 @@ def run_job(args: argparse.Namespace) -> int:
     return 0 if result.error is None else 1
 
 
-def _text(given: str) -> str:
-    if given != "-":
-        return given
-    try:
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError:
-        raise BadRequest("standard input is not UTF-8") from None
-
-
 def _smoke(args: argparse.Namespace) -> int:
     """Print the record; 0 only if the NPU's busy counter proves the generation."""
     from worker_node.bounded.jobs import SMOKE, bounded
-    from worker_node.bounded.proof import smoke
+    from worker_node.bounded.service import smoke
     from worker_node.cli.output import print_json
 
     request = bounded(SMOKE, args.prompt, args.max_new_tokens)
@@ -107,8 +95,7 @@ def _smoke(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     """Print the figures; 1 if a job failed, or, where the figures are evidence, one is beyond its limit."""
-    from worker_node.bounded.proof import measure_jobs
-    from worker_node.bounded.service import PUBLISHED_NAME
+    from worker_node.bounded.service import PUBLISHED_NAME, measure_jobs
     from worker_node.cli.output import print_json
 
     if args.repeat < 1:

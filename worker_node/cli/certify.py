@@ -70,7 +70,7 @@ def _minutes(text: str) -> float:
 
 def add_passports(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the commands on passports."""
-    parser = commands.add_parser("passports", help="list, show, compare, export and import passports")
+    parser = commands.add_parser("passports", help="list, show and import passports")
     add_config(parser)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="all passports that count")
@@ -78,20 +78,13 @@ def add_passports(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "--json", action="store_true", help="as JSON, one array, with each placement of the settings and its state"
     )
     listing.set_defaults(act=_list)
-    for name, what, act in (
-        ("show", "one passport as JSON", _show),
-        ("export", "as show: for a file that another node imports", _show),
-        ("diff", "what two passports differ in", _diff),
-        ("import", "keep a passport that a trusted key signed", _import),
-    ):
-        action = actions.add_parser(name, help=what)
-        for given in ("first", "second") if name == "diff" else ("name",):
-            action.add_argument(
-                given, metavar="FILE" if name != "show" else "NAME", help="a file, or a name of the list"
-            )
-        action.set_defaults(act=act)
+    show = actions.add_parser("show", help="one passport as JSON, as another node imports it")
+    show.add_argument("name", metavar="NAME", help="a name of the list, or a file")
+    show.set_defaults(act=_show)
+    keep = actions.add_parser("import", help="keep a passport that a trusted key signed")
+    keep.add_argument("name", metavar="FILE", help="what show printed on another node")
+    keep.set_defaults(act=_import)
     actions.add_parser("keys", help="the public keys that are trusted").set_defaults(act=_keys)
-    actions.add_parser("rotate", help="make a new key for this node").set_defaults(act=_rotate)
     parser.set_defaults(run=_passports)
 
 
@@ -109,7 +102,7 @@ def _certify(args: argparse.Namespace) -> int:
     from worker_node.core.types import Device
     from worker_node.devices.npu import npu_users
     from worker_node.devices.probe import probe
-    from worker_node.serving.certified import passport_store
+    from worker_node.serving.build import passport_store
 
     settings = _settings(args)
     found = asyncio.run(probe())
@@ -212,7 +205,7 @@ def _models(names: list[str], settings: NodeSettings) -> list[ModelSettings]:
 
 
 def _passports(args: argparse.Namespace) -> int:
-    from worker_node.serving.certified import passport_store
+    from worker_node.serving.build import passport_store
 
     return int(args.act(args, passport_store(_settings(args))))
 
@@ -242,8 +235,7 @@ def _states(settings: NodeSettings, store: PassportStore) -> list[dict[str, Any]
     from worker_node.devices.npu import npu_source
     from worker_node.devices.probe import probe
     from worker_node.models.store import ModelStore
-    from worker_node.serving.build import Machine, installed_model
-    from worker_node.serving.certified import known_problem, standing_of
+    from worker_node.serving.build import Machine, installed_model, known_problem, standing_of
 
     found = asyncio.run(probe())
     passports = {(passport.model, passport.device, passport.emulated): passport for passport in store.list()}
@@ -279,42 +271,22 @@ def _result(passport: Passport | None) -> dict[str, Any]:
     return {"verdict": passport.verdict, "max_prompt_tokens": limit, "made": passport.made, "failed": failed}
 
 
-def _find(store: PassportStore, name: str) -> Passport:
+def _show(args: argparse.Namespace, store: PassportStore) -> int:
     from worker_node.models.passports import Passport
 
-    if Path(name).is_file():
-        passport = Passport.read(Path(name).read_bytes())
+    if Path(args.name).is_file():
+        passport = Passport.read(Path(args.name).read_bytes())
         try:
             passport.check_signature(store.keys())
         except ConfigurationError as error:
-            print(f"npu-node: {name} would not count here: {error.message}", file=sys.stderr)
-        return passport
-    for passport in store.list():
-        if passport.file_name.removesuffix(".json") == name:
-            return passport
-    raise ConfigurationError(f"there is no passport {name}; npu-node passports list shows their names")
-
-
-def _show(args: argparse.Namespace, store: PassportStore) -> int:
-    print(_find(store, args.name).model_dump_json(indent=1))
+            print(f"npu-node: {args.name} would not count here: {error.message}", file=sys.stderr)
+    else:
+        by_name = {kept.file_name.removesuffix(".json"): kept for kept in store.list()}
+        if args.name not in by_name:
+            raise ConfigurationError(f"there is no passport {args.name}; npu-node passports list shows their names")
+        passport = by_name[args.name]
+    print(passport.model_dump_json(indent=1))
     return 0
-
-
-def _diff(args: argparse.Namespace, store: PassportStore) -> int:
-    """0: alike; 1: they differ."""
-    first, second = (_find(store, name).model_dump(mode="json") for name in (args.first, args.second))
-    checks = [{check["name"]: check for check in each.pop("checks")} for each in (first, second)]
-    differ = False
-    for name in first:
-        if name not in {"signature", "made"} and first[name] != second[name]:
-            differ = True
-            print(f"{name}: {first[name]} | {second[name]}")
-    for name in dict.fromkeys([*checks[0], *checks[1]]):
-        one, other = (each.get(name, {"status": "not made", "detail": ""}) for each in checks)
-        if one["status"] != other["status"]:
-            differ = True
-            print(f"{name}: {one['status']} {one['detail']} | {other['status']} {other['detail']}")
-    return int(differ)
 
 
 def _import(args: argparse.Namespace, store: PassportStore) -> int:
@@ -329,9 +301,4 @@ def _import(args: argparse.Namespace, store: PassportStore) -> int:
 def _keys(_args: argparse.Namespace, store: PassportStore) -> int:
     for key in sorted(store.keys()):
         print(key)
-    return 0
-
-
-def _rotate(_args: argparse.Namespace, store: PassportStore) -> int:
-    print(store.rotate())
     return 0

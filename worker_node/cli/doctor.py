@@ -37,18 +37,21 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _doctor(args: argparse.Namespace) -> int:
     """Print the findings; 0 if none is an error."""
     import asyncio
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
     from worker_node.cli.output import print_json
     from worker_node.cli.serve import load_bounded_settings
     from worker_node.devices.probe import probe
-    from worker_node.doctor.checks import as_warnings, check_cpu, examine, healthy
-    from worker_node.doctor.machine import ExaminedMachine, read_kernel_log
+    from worker_node.doctor.checks import check_cpu, examine, healthy
+    from worker_node.doctor.machine import ExaminedMachine, Severity, read_kernel_log
 
     node, cache = _node(args) if args.profile == "node" else _bounded(load_bounded_settings(args))
     found = asyncio.run(probe())
     npu = examine(ExaminedMachine(kernel_log=read_kernel_log()), found, cache=cache)
-    findings = (check_cpu(found), *node, *(npu if args.require else as_warnings(npu)))
+    if args.require is None:
+        lesser = {Severity.ERROR: Severity.WARNING}
+        npu = tuple(replace(finding, severity=lesser.get(finding.severity, finding.severity)) for finding in npu)
+    findings = (check_cpu(found), *node, *npu)
     if args.json:
         report = {"ok": healthy(findings), "findings": [asdict(finding) for finding in findings]}
         print_json(report)

@@ -8,7 +8,6 @@ import os
 import re
 import ssl
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -41,9 +40,6 @@ _TRUST = f"name the authority that issued it with --ca-file FILE or {CA_VARIABLE
 # A model may have to be loaded before the first byte; the node itself ends what takes too long.
 _TIMEOUT = httpx2.Timeout(10.0, connect=2.0, read=None)
 _READING = httpx2.Timeout(10.0, connect=2.0)
-# What answers may be another server: the rest of a body has so long after its head, and so many bytes; so has a line.
-_BODY_S = 10.0
-_MAX_BYTES = 32 * 1024 * 1024
 
 
 class _Model(TypedDict, total=False):
@@ -98,8 +94,7 @@ class NodeClient:
     def live_status(self) -> int:
         """The status of a probe, 200 of a node; 0: no answer. Raises NodeCallFailed: wrong scheme or certificate."""
         try:
-            with self._http.stream("GET", "/health/live", timeout=2.0) as response:
-                return response.status_code
+            return self._http.get("/health/live", timeout=2.0).status_code
         except httpx2.HTTPError as error:
             if (problem := _tls_problem(self.url, error)) is not None:
                 raise NodeCallFailed(problem) from error
@@ -108,14 +103,11 @@ class NodeClient:
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The JSON of the answer."""
         timeout = _READING if method == "GET" else _TIMEOUT
-        with self._explained(), self._http.stream(method, path, json=body, timeout=timeout) as response:
-            content = self._body(response)
-            if response.status_code >= 300:
-                raise self._refused(response.status_code, content)
-            answer = orjson.loads(content)
-        if not isinstance(answer, dict):
-            raise self.no_node()
-        return answer
+        with self._stream(method, path, body, timeout) as response:
+            answer = orjson.loads(response.read())
+            if not isinstance(answer, dict):
+                raise self.no_node()
+            return answer
 
     def models(self) -> list[dict[str, Any]]:
         """The models that the node can use, checked."""
@@ -132,10 +124,8 @@ class NodeClient:
     @contextmanager
     def lines(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
         """The JSON lines of a streamed POST; leaving the block early cancels the request."""
-        with self._explained(), self._http.stream("POST", path, json=body) as response:
-            if response.status_code >= 300:
-                raise self._refused(response.status_code, self._body(response))
-            yield self._lines(response)
+        with self._stream("POST", path, body, _TIMEOUT) as response:
+            yield _lines(response)
 
     def pull(self, name: str, progress: Progress) -> None:
         """Have the node pull a model, and show how far it is."""
@@ -148,31 +138,24 @@ class NodeClient:
                 if line.get("completed"):
                     progress.update(line["completed"])
 
-    def _lines(self, response: httpx2.Response) -> Iterator[dict[str, Any]]:
-        rest = b""
-        for piece in itertools.chain(response.iter_bytes(), [b"\n"]):
-            *lines, rest = (rest + piece).split(b"\n")
-            if len(rest) > _MAX_BYTES:
-                raise self.no_node()
-            for line in filter(None, lines):
-                decoded = orjson.loads(line)
-                if isinstance(decoded, dict) and "error" in decoded:
-                    raise NodeCallFailed(str(decoded["error"]), response.status_code)
-                yield decoded
-
-    def _body(self, response: httpx2.Response) -> bytes:
-        body = bytearray()
-        end = time.monotonic() + _BODY_S
-        for piece in response.iter_bytes():
-            body += piece
-            if len(body) > _MAX_BYTES or time.monotonic() > end:
-                raise self.no_node()
-        return bytes(body)
-
-    def no_node(self, problem: msgspec.ValidationError | None = None) -> NodeCallFailed:
-        """The error for an answer that is not a node's."""
-        detail = f" ({problem})" if problem else ""
-        return NodeCallFailed(f"{self.url} answered, but not as a node does{detail}: check {URL_VARIABLE}")
+    @contextmanager
+    def _stream(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout: httpx2.Timeout
+    ) -> Iterator[httpx2.Response]:
+        try:
+            with self._http.stream(method, path, json=body, timeout=timeout) as response:
+                if response.status_code >= 300:
+                    raise self._refused(response.status_code, response.read())
+                yield response
+        except httpx2.HTTPError as error:
+            problem = _tls_problem(self.url, error) if isinstance(error, httpx2.ConnectError) else None
+            raise NodeCallFailed(problem or f"the connection to the node at {self.url} failed: {error}") from error
+        except orjson.JSONDecodeError as error:
+            raise self.no_node() from error
+        except UnicodeEncodeError as error:
+            # Bytes of the command line or of standard input that the locale's encoding does not have.
+            encoding = (sys.stdin.encoding or "UTF-8").upper()
+            raise NodeCallFailed(f"the text is not valid {encoding}: check it, and the locale (LC_ALL)") from error
 
     def _refused(self, status: int, content: bytes) -> NodeCallFailed:
         try:
@@ -191,19 +174,22 @@ class NodeClient:
             remedy = f"set {KEY_VARIABLE} to a key that it takes, or {URL_VARIABLE} to the node itself"
         return NodeCallFailed(f"{self.url} answered {status}, not as a node does: {remedy}", status)
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except httpx2.HTTPError as error:
-            problem = _tls_problem(self.url, error) if isinstance(error, httpx2.ConnectError) else None
-            raise NodeCallFailed(problem or f"the connection to the node at {self.url} failed: {error}") from error
-        except orjson.JSONDecodeError as error:
-            raise self.no_node() from error
-        except UnicodeEncodeError as error:
-            # Bytes of the command line or of standard input that the locale's encoding does not have.
-            encoding = (sys.stdin.encoding or "UTF-8").upper()
-            raise NodeCallFailed(f"the text is not valid {encoding}: check it, and the locale (LC_ALL)") from error
+    def no_node(self, problem: msgspec.ValidationError | None = None) -> NodeCallFailed:
+        """The error for an answer that is not a node's."""
+        detail = f" ({problem})" if problem else ""
+        return NodeCallFailed(f"{self.url} answered, but not as a node does{detail}: check {URL_VARIABLE}")
+
+
+def _lines(response: httpx2.Response) -> Iterator[dict[str, Any]]:
+    # `iter_lines` would also end lines at characters within the JSON, such as U+2028.
+    rest = b""
+    for piece in itertools.chain(response.iter_bytes(), [b"\n"]):
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in filter(None, lines):
+            decoded = orjson.loads(line)
+            if isinstance(decoded, dict) and "error" in decoded:
+                raise NodeCallFailed(str(decoded["error"]), response.status_code)
+            yield decoded
 
 
 def model_path(name: str, action: str = "") -> str:

@@ -6,9 +6,9 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from worker_node.cli import bounded
 from worker_node.cli.output import TOY_MODEL, TOY_NOTE
 from worker_node.core.errors import ConfigurationError
 
@@ -29,26 +29,18 @@ Ctrl-C    stop the answer"""
 
 
 def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the subcommand, and the options of the bounded job that it once was."""
+    """`npu-node run MODEL ["prompt"]`."""
     parser = commands.add_parser("run", help="chat with a model in the terminal", description=_DESCRIPTION)
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="what npu-node pull takes")
+    parser.add_argument("model", metavar="MODEL", help="what npu-node pull takes")
     parser.add_argument("prompt", nargs="*", help="one message: answer it and end; standard input is added to it")
     parser.add_argument("--system", help="the system message")
     parser.add_argument("--verbose", action="store_true", help="after each answer: device, tokens and speed, on stderr")
-    bounded.add_job_options(parser, required=False)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
     """Chat, or answer one prompt; 0 when the answers came."""
-    if args.job is not None or args.input is not None:
-        if args.job is None or args.input is None or args.model is not None:
-            args.parser.error("a bounded job has --job and --input and no model; see: npu-node job --help")
-        return bounded.run_job(args)
-    if args.model is None:
-        args.parser.error("name a model, see: npu-node list --all")
-
-    from worker_node.cli.node_client import node_or_none, where_no_node_runs
+    from worker_node.cli.node_client import model_path, node_or_none, where_no_node_runs
 
     with node_or_none(args) as node:
         if node is None:
@@ -59,18 +51,18 @@ def _run(args: argparse.Namespace) -> int:
         if prompt is None:
             return converse(chat)
         if not prompt.strip():
-            chat.load()
+            node.call("POST", model_path(args.model, "load"))
+            print(f"{args.model}: the prompt is empty, so the model is only loaded", file=sys.stderr)
             return 0
         return 0 if chat.answer(prompt) else 130
 
 
 def _whole_prompt(words: list[str]) -> str | None:
     """The arguments, and after these what is piped in; None when there is neither."""
+    piped = None if sys.stdin.isatty() else sys.stdin.read()
     parts = [" ".join(words)] if words else []
-    if not sys.stdin.isatty() and (piped := sys.stdin.read()).strip():
+    if piped is not None and (piped.strip() or not parts):
         parts.append(piped)
-    if not parts and not sys.stdin.isatty():
-        return ""
     return "\n".join(parts) if parts else None
 
 
@@ -89,9 +81,9 @@ class Chat:
         self._node = node
         self.model = model
         self._verbose = verbose
-        self._write = write or _print_at_once
+        self._write = write or partial(print, end="", flush=True)
         self._start = [] if system is None else [{"role": "system", "content": system}]
-        self.messages: list[dict[str, str]] = list(self._start)
+        self._messages: list[dict[str, str]] = list(self._start)
         self._embeds = self.is_toy = False
 
     def prepare(self) -> None:
@@ -111,59 +103,47 @@ class Chat:
         self._embeds = known.get("capabilities") == ["embedding"]
         self.is_toy = known.get("id") == TOY_MODEL
 
-    def load(self) -> None:
-        """Load the model and ask it nothing, as for an empty prompt. Raises NodeCallFailed."""
-        from worker_node.cli.node_client import model_path
-
-        self._node.call("POST", model_path(self.model, "load"))
-        print(f"{self.model}: the prompt is empty, so the model is only loaded", file=sys.stderr)
-
     def clear(self) -> None:
         """Forget all messages but the system's."""
-        self.messages = list(self._start)
+        self._messages = list(self._start)
 
     def answer(self, text: str) -> bool:
         """Write the answer to one message; False if Ctrl-C stopped it. Raises NodeCallFailed."""
         if self._embeds:
-            return self._embed(text)
+            answer = self._node.call("POST", "/embeddings", {"model": self.model, "texts": [text]})
+            self._write(f"{answer['embeddings'][0]}\n")
+            return True
         from worker_node.cli.node_client import NodeCallFailed
 
-        self.messages.append({"role": "user", "content": text})
+        self._messages.append({"role": "user", "content": text})
         parts: list[str] = []
         whole = True
         try:
-            with self._node.lines("/api/chat", {"model": self.model, "messages": self.messages}) as lines:
+            with self._node.lines("/api/chat", {"model": self.model, "messages": self._messages}) as lines:
                 for line in lines:
                     if part := line.get("message", {}).get("content"):
                         parts.append(part)
                         self._write(part)
-                    if line.get("done"):
-                        self._report(line)
+                    if line.get("done") and self._verbose:
+                        _report(line)
         except KeyboardInterrupt:
             whole = False
         except NodeCallFailed:
-            self.messages.pop()
+            self._messages.pop()
             raise
         finally:
             self._write("\n")
-        self.messages.append({"role": "assistant", "content": "".join(parts)})
+        self._messages.append({"role": "assistant", "content": "".join(parts)})
         return whole
 
-    def _embed(self, text: str) -> bool:
-        vector = self._node.call("POST", "/embeddings", {"model": self.model, "texts": [text]})["embeddings"][0]
-        self._write(f"{vector}\n")
-        return True
 
-    def _report(self, line: dict[str, Any]) -> None:
-        if not self._verbose:
-            return
-        seconds = line.get("eval_duration", 0) / 1e9
-        device = f"{line['device']}: " if line.get("device") else ""  # older nodes do not name it
-        speed = f", {line['eval_count'] / seconds:.1f} tokens/s" if seconds else ""
-        print(
-            f"\n[{device}{line.get('prompt_eval_count', 0)} + {line.get('eval_count', 0)} tokens{speed}]",
-            file=sys.stderr,
-        )
+def _report(line: dict[str, Any]) -> None:
+    """What the node says of an answer when it ends."""
+    seconds = line.get("eval_duration", 0) / 1e9
+    device = f"{line['device']}: " if line.get("device") else ""
+    speed = f", {line['eval_count'] / seconds:.1f} tokens/s" if seconds else ""
+    counts = f"{line.get('prompt_eval_count', 0)} + {line.get('eval_count', 0)} tokens"
+    print(f"\n[{device}{counts}{speed}]", file=sys.stderr)
 
 
 def converse(chat: Chat, read: Callable[[str], str] = input) -> int:
@@ -212,7 +192,3 @@ def _next_message(read: Callable[[str], str]) -> str | None:
     except KeyboardInterrupt:
         print("\n/bye or Ctrl-D ends the chat", file=sys.stderr)
         return ""
-
-
-def _print_at_once(text: str) -> None:
-    print(text, end="", flush=True)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,6 @@ from worker_node.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from worker_node.bounded.settings import BoundedSettings
-    from worker_node.manager.served import ServedModel
     from worker_node.models.directory import InstalledModel
     from worker_node.models.store import ModelStore
     from worker_node.node import Node
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_Start = Callable[[], Coroutine[Any, Any, None]]
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
@@ -61,20 +57,35 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 def _serve(args: argparse.Namespace) -> int:
     """Serve until a signal stops the node."""
+    from worker_node.settings.npu_proxy import notices
+
     logging.basicConfig(level=_log_level(args.log_level), format=_LOG_FORMAT, stream=sys.stderr)
+    bounded = args.profile == "bounded"
     # First, so that a mistake in them is reported before the slow imports.
-    start = _bounded(args) if args.profile == "bounded" else _node(args)
+    if bounded:
+        bounded_settings = load_bounded_settings(args)
+    else:
+        source = settings_source(args)
+        settings = source.read()
+        log.info("settings: %s", source.config or "no file: defaults, NPU_NODE_* and flags")
+        for notice in notices(os.environ):
+            log.warning("%s", notice)
     # Imports make some hundred thousand objects and no garbage: the collector would look through them again and again,
     # now and while the node serves.
     gc.disable()
-    served = start()
     from worker_node.core.operating_system import event_loop_factory
 
-    loop_factory = event_loop_factory()
+    if bounded:
+        from worker_node.bounded.profile import run_sidecar
 
+        served = run_sidecar(bounded_settings, on_listening=_announce)
+    else:
+        from worker_node.server import run
+
+        served = run(settings, source=source, on_listening=announce_and_welcome)
     gc.freeze()
     gc.enable()
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
+    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         runner.run(served)
     return 0
 
@@ -87,34 +98,6 @@ def _log_level(given: str | None) -> str:
             raise ConfigurationError(f"{name} must be one of {', '.join(_LOG_LEVELS)}, got {value[:40]!r}")
         given = given or value
     return (given or "info").upper()
-
-
-def _node(args: argparse.Namespace) -> _Start:
-    from worker_node.settings.npu_proxy import notices
-
-    source = settings_source(args)
-    settings = source.read()
-    log.info("settings: %s", source.config or "no file: defaults, NPU_NODE_* and flags")
-    for notice in notices(os.environ):
-        log.warning("%s", notice)
-
-    def start() -> Coroutine[Any, Any, None]:
-        from worker_node.server import run as run_node
-
-        return run_node(settings, source=source, on_listening=announce_and_welcome)
-
-    return start
-
-
-def _bounded(args: argparse.Namespace) -> _Start:
-    settings = load_bounded_settings(args)
-
-    def start() -> Coroutine[Any, Any, None]:
-        from worker_node.bounded.profile import run_sidecar
-
-        return run_sidecar(settings, on_listening=_announce)
-
-    return start
 
 
 def settings_source(args: argparse.Namespace) -> SettingsSource:
@@ -147,6 +130,8 @@ def node_store(args: argparse.Namespace) -> ModelStore:
 
 def load_bounded_settings(args: argparse.Namespace) -> BoundedSettings:
     """Return the settings of the bounded profile from flags and environment; errors as of `settings_source`."""
+    from pydantic import ValidationError
+
     from worker_node.bounded.settings import BoundedSettings
     from worker_node.settings import InvalidSettings
     from worker_node.settings.reading import check_variables
@@ -155,30 +140,22 @@ def load_bounded_settings(args: argparse.Namespace) -> BoundedSettings:
         raise ConfigurationError("the bounded profile takes neither --config nor --model-store; it has OV_GENAI_NPU_*")
     if problems := check_variables(os.environ):
         raise InvalidSettings(problems)
-    with _explained("the settings in the environment"):
+    try:
         settings = BoundedSettings(**_flags(args, "host", "port"))
         settings.node_settings()  # NPU_NODE_* counts too, and its mistakes are reported in the same way
+    except ValidationError as error:
+        wrong = [
+            f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg'].removeprefix('Value error, ')}"
+            for problem in error.errors(include_input=False, include_url=False, include_context=False)
+        ]
+        raise ConfigurationError("the settings are wrong:\n  " + "\n  ".join(wrong)) from None
+    except ValueError as error:
+        raise ConfigurationError(f"the settings in the environment cannot be read: {error}") from None
     return settings
 
 
 def _flags(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
-
-
-@contextlib.contextmanager
-def _explained(source: str) -> Iterator[None]:
-    from pydantic import ValidationError
-
-    try:
-        yield
-    except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg'].removeprefix('Value error, ')}"
-            for problem in error.errors(include_input=False, include_url=False, include_context=False)
-        ]
-        raise ConfigurationError("the settings are wrong:\n  " + "\n  ".join(problems)) from None
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{source} cannot be read: {error}") from None
 
 
 def _announce(url: str, _node: Node) -> None:
@@ -200,7 +177,11 @@ def welcome(url: str, node: Node) -> str:
     """Addresses, devices, the models with their state, and what to do next."""
     key = " -H 'Authorization: Bearer KEY'" if node.settings.api_keys else ""
     manager = node.manager
-    rows = [(model.id, _state(model)) for model in manager.models]
+    rows = []
+    for model in manager.models:
+        preferred = model.placements[0]
+        emulated = ", emulated" if preferred.emulated else ""
+        rows.append((model.id, f"{model.state().value} on {preferred.device}{emulated}"))
     rows += [(model.name, f"failed: {model.reason}") for model in manager.failed]
     width = max((len(name) for name, _ in rows), default=0)
     models = [f"{name.ljust(width)}  {state}" for name, state in rows]
@@ -256,12 +237,6 @@ def _commands(url: str, node: Node) -> list[str]:
     if others:
         return [f"{run} {others[0]}", f"requests that name no model are answered by the toy {TOY_MODEL}"]
     return [f"{run} {TOY_MODEL}", TOY_NOTE]
-
-
-def _state(model: ServedModel) -> str:
-    preferred = model.placements[0]
-    emulated = ", emulated" if preferred.emulated else ""
-    return f"{model.state().value} on {preferred.device}{emulated}"
 
 
 def reachable(url: str) -> str:

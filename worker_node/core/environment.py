@@ -19,33 +19,10 @@ _NAMES = frozenset(
 )
 # Interpreter, loader and allocator; OpenVINO, its plugins and their libraries; Level Zero and OpenCL; test coverage.
 _PREFIXES = (
-    "COVERAGE_",
-    "DNNL_",
-    "GLIBC_",
-    "IE_NPU_",
-    "KMP_",
-    "LC_",
-    "LD_",
-    "MALLOC_",
-    "MKL_",
-    "NEO",
-    "NPUW_",
-    "OCL_",
-    "OMP_",
-    "ONEAPI_",
-    "ONEDNN_",
-    "OPENBLAS_",
-    "OPENVINO_",
-    "OV_",
-    "PYTHON",
-    "RAYON_",
-    "TBB_",
-    "TOKENIZERS_",
-    "XDG_",
-    "ZEL_",
-    "ZES_",
-    "ZE_",
-)
+    "COVERAGE_", "DNNL_", "GLIBC_", "IE_NPU_", "KMP_", "LC_", "LD_", "MALLOC_", "MKL_", "NEO", "NPUW_", "OCL_", "OMP_",
+    "ONEAPI_", "ONEDNN_", "OPENBLAS_", "OPENVINO_", "OV_", "PYTHON", "RAYON_", "TBB_", "TOKENIZERS_", "XDG_", "ZEL_",
+    "ZES_", "ZE_",
+)  # fmt: skip
 _OWN = "NPU_NODE_"
 _DRIVER_CACHE = "ZE_INTEL_NPU_CACHE_DIR"
 

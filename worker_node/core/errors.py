@@ -87,26 +87,14 @@ class Forbidden(NodeError):
 
 
 class ModelNotFound(NodeError):
-    """No model of that name is served here."""
-
     status = 404
     code = "model_not_found"
     type = "not_found_error"
 
 
 class RouteNotFound(NodeError):
-    """No such URL."""
-
     status = 404
     code = "not_found"
-    type = "not_found_error"
-
-
-class JobNotFound(NodeError):
-    """No pull of that id is known."""
-
-    status = 404
-    code = "job_not_found"
     type = "not_found_error"
 
 
@@ -135,8 +123,6 @@ class RequestTimeout(NodeError):
 
 
 class PayloadTooLarge(NodeError):
-    """The body is over the limit."""
-
     status = 413
     code = "payload_too_large"
     type = "invalid_request_error"
@@ -159,9 +145,7 @@ class Retryable(NodeError):
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(
-            message,
-            param=param,
-            retry_after=self.retry_after_default if retry_after is None else retry_after,
+            message, param=param, retry_after=self.retry_after_default if retry_after is None else retry_after
         )
 
 

@@ -64,14 +64,9 @@ def model_hash(directory: Path, names: Iterable[str], stamped: Iterable[str] = (
     return digest.hexdigest()
 
 
-def cache_directory(root: Path, key: CacheKey) -> Path:
-    """The directory for this key's blobs."""
-    return root / key.model / f"{key.device}-{key.digest}"
-
-
 def prepare(root: Path, key: CacheKey) -> Path:
     """Make the directory for this key, and remove what it outdates. Raises OSError."""
-    directory = cache_directory(root, key)
+    directory = root / key.model / f"{key.device}-{key.digest}"
     directory.mkdir(parents=True, exist_ok=True)
     (directory / KEY_FILE).write_bytes(msgspec.json.encode(key))
     for sibling in directory.parent.iterdir():

@@ -7,8 +7,7 @@ import re
 import socket
 import tempfile
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -47,27 +46,30 @@ def pci_device(machine: ExaminedMachine) -> tuple[str, str] | None:
     return None
 
 
-def check_kernel(machine: ExaminedMachine) -> list[Finding]:
+def check_kernel(machine: ExaminedMachine) -> Iterator[Finding]:
     """Everything up to the device node, in the order in which one thing needs the other."""
-    findings = [_version(machine)]
+    yield _version(machine)
     npu = pci_device(machine)
     if npu is None and "microsoft" in machine.kernel_release().lower():
         fix = "run the node on Windows itself (docs/install.md#windows), or on a Linux that is started without Windows"
-        return [*findings, error("npu-present", "WSL2 has no device node for an NPU", fix)]
+        yield error("npu-present", "WSL2 has no device node for an NPU", fix)
+        return
     if npu is None:
         known = ", ".join(sorted(_NPUS))
         fix = (
             "if the processor has one (docs/npu-machine.md), enable it in the firmware setup; in a virtual machine "
             "pass the device through (usually 0000:00:0b.0); to try the node without one set NPU_NODE_NPU_EMULATION=1"
         )
-        return [*findings, error("npu-present", f"no Intel NPU on the PCI bus (8086: {known})", fix)]
+        yield error("npu-present", f"no Intel NPU on the PCI bus (8086: {known})", fix)
+        return
     address, device = npu
     name, generation = _NPUS[device]
-    present = ok("npu-present", f"{name} NPU 8086:{device} at {address}")
-    findings += [present, _driver(machine, address)]
+    yield ok("npu-present", f"{name} NPU 8086:{device} at {address}")
+    yield _driver(machine, address)
     if not machine.in_container():  # else it is the host's
-        findings.append(_firmware(machine, generation))
-    return [*findings, *_log(machine), *_node(machine)]
+        yield _firmware(machine, generation)
+    yield from _log(machine)
+    yield from _node(machine)
 
 
 def _version(machine: ExaminedMachine) -> Finding:
@@ -112,32 +114,33 @@ def _firmware(machine: ExaminedMachine, generation: str) -> Finding:
     return error("firmware-file", f"no firmware vpu_{generation}_v*.bin for this NPU", _FIRMWARE_FIX)
 
 
-def _log(machine: ExaminedMachine) -> list[Finding]:
+def _log(machine: ExaminedMachine) -> Iterator[Finding]:
     """What the kernel's log holds against the device."""
     log = machine.kernel_log
     if log is None:
-        return [
-            warning("kernel-log", "the kernel's log cannot be read by this user", "sudo dmesg | grep -i -e vpu -e npu")
-        ]
-    lines = [line for line in log.splitlines() if "vpu" in line.lower() or "MAPPED_INFERENCE" in line]
-    text = "\n".join(lines)
-    findings = []
-    if re.search(r"MAPPED_INFERENCE_VERSION is NOT compatible", text):
-        findings.append(
-            error("firmware-compiler", "the log says that firmware and compiler do not fit each other", _FIRMWARE_FIX)
-        )
-    if re.search(r"boot[^\n]*-110\b", text):
+        fix = "sudo dmesg | grep -i -e vpu -e npu"
+        yield warning("kernel-log", "the kernel's log cannot be read by this user", fix)
+        return
+    text = "\n".join(line for line in log.splitlines() if "vpu" in line.lower() or "MAPPED_INFERENCE" in line)
+    mismatch = re.search(r"MAPPED_INFERENCE_VERSION is NOT compatible", text)
+    failed_boot = re.search(r"boot[^\n]*-110\b", text)
+    lost = re.search(r"DEVICE_LOST|TDR|[Rr]ecover(ing|y)", text)
+    if mismatch:
+        found = "the log says that firmware and compiler do not fit each other"
+        yield error("firmware-compiler", found, _FIRMWARE_FIX)
+    if failed_boot:
         fix = (
             f"cold-restart the machine (power off); {RELOAD_DRIVER}. In a virtual machine under ESXi it is known to "
             "fail so, and for KVM nobody has confirmed that it works: run the node on the host"
         )
-        findings.append(error("firmware-boot", "the firmware did not boot (-110)", fix))
-    if re.search(r"DEVICE_LOST|TDR|[Rr]ecover(ing|y)", text):
-        findings.append(warning("device-lost", "the log reports a lost or reset NPU", RELOAD_DRIVER))
-    return findings or [ok("kernel-log", "nothing against the NPU in the kernel's log")]
+        yield error("firmware-boot", "the firmware did not boot (-110)", fix)
+    if lost:
+        yield warning("device-lost", "the log reports a lost or reset NPU", RELOAD_DRIVER)
+    if not (mismatch or failed_boot or lost):
+        yield ok("kernel-log", "nothing against the NPU in the kernel's log")
 
 
-def _node(machine: ExaminedMachine) -> list[Finding]:
+def _node(machine: ExaminedMachine) -> Iterator[Finding]:
     nodes = [path.name for path in machine.find(_NODE, "accel*")]
     if not nodes:
         fix = "the kernel's driver makes it: fix the errors above, then reboot"
@@ -145,11 +148,20 @@ def _node(machine: ExaminedMachine) -> list[Finding]:
             fix = "give the container the resource npu.intel.com/accel: 1 (Intel's device plugin; docs/kubernetes.md)"
         elif machine.in_container():
             fix = f"start the container with {_GIVE_DEVICE}"
-        return [error("device-node", "no /dev/accel/accel*", fix)]
+        yield error("device-node", "no /dev/accel/accel*", fix)
+        return
     ours = find_npu(machine.root / "sys/class/accel").parent.name
     name = ours if ours in nodes else nodes[0]
-    node = f"{_NODE}/{name}"
-    return [ok("device-node", f"/{node}"), _access(machine, node), _counter(machine, name)]
+    yield ok("device-node", f"/{_NODE}/{name}")
+    yield _access(machine, f"{_NODE}/{name}")
+    path = f"sys/class/accel/{name}/device/npu_busy_time_us"
+    value = machine.read(path)
+    if value is not None and value.isdecimal():
+        yield ok("busy-counter", f"/{path} reads {value}")
+    else:
+        why = "is not there" if value is None else "holds no number"
+        fix = "kernel 6.11 or newer has it"
+        yield error("busy-counter", f"/{path} {why}: nothing can prove that the NPU ran", fix)
 
 
 def _access(machine: ExaminedMachine, node: str) -> Finding:
@@ -181,15 +193,6 @@ def _access(machine: ExaminedMachine, node: str) -> Finding:
     )
 
 
-def _counter(machine: ExaminedMachine, node: str) -> Finding:
-    path = f"sys/class/accel/{node}/device/npu_busy_time_us"
-    value = machine.read(path)
-    if value is not None and value.isdecimal():
-        return ok("busy-counter", f"/{path} reads {value}")
-    why = "is not there" if value is None else "holds no number"
-    return error("busy-counter", f"/{path} {why}: nothing can prove that the NPU ran", "kernel 6.11 or newer has it")
-
-
 # Released together by github.com/intel/linux-npu-driver; the versions of one release are equal.
 _DRIVER_PACKAGE = "intel-level-zero-npu"
 _PACKAGES = ("intel-driver-compiler-npu", "intel-fw-npu", _DRIVER_PACKAGE)
@@ -197,56 +200,38 @@ _RELEASE = "github.com/intel/linux-npu-driver/releases"
 _COMPILER_FIX = f"install the package intel-driver-compiler-npu of the release that the driver is of ({_RELEASE})"
 
 
-def check_userspace(machine: ExaminedMachine, probe: Probe, *, npu: bool) -> list[Finding]:
+def check_userspace(machine: ExaminedMachine, probe: Probe, *, npu: bool) -> Iterator[Finding]:
     """`npu` says whether there is a device to drive; `probe` is what OpenVINO sees. In the order of dependence."""
-    findings = []
     if npu:
-        newest = f"of the newest release of {_RELEASE}"
-        findings = [
-            _library(
-                machine,
-                "level-zero-loader",
-                f"apt install libze1 (or level-zero from {_RELEASE})",
-                "libze_loader.so*",
-            ),
-            _library(
-                machine,
-                "user-mode-driver",
-                f"install the package intel-level-zero-npu {newest}",
-                "libze_intel_npu.so*",
-                "libze_intel_vpu.so*",
-            ),
-            *_stale(machine),
-            _library(machine, "compiler", _COMPILER_FIX, "libnpu_driver_compiler.so*"),
-            *_release(machine),
-            *_pairs(machine),
-        ]
-    return [*findings, _openvino(probe, npu=npu)]
+        newest = f"install the package {_DRIVER_PACKAGE} of the newest release of {_RELEASE}"
+        old, new = machine.library("libze_intel_vpu.so*"), machine.library("libze_intel_npu.so*")
+        loader = f"apt install libze1 (or level-zero from {_RELEASE})"
+        yield _library("level-zero-loader", "libze_loader.so", machine.library("libze_loader.so*"), loader)
+        yield _library("user-mode-driver", "libze_intel_npu.so", new or old, newest)
+        if old is not None and new is not None:
+            # The driver's library of before 1.16, which had another name: the loader may take it.
+            fix = f"sudo rm {old.parent}/libze_intel_vpu.so*; sudo ldconfig"
+            found = f"{old.name} of an older driver is beside {new.name} (linux-npu-driver#107)"
+            yield warning("stale-driver", found, fix)
+        compiler = "libnpu_driver_compiler.so"
+        yield _library("compiler", compiler, machine.library(f"{compiler}*"), _COMPILER_FIX)
+        yield from _release(machine)
+        yield from _pairs(machine)
+    yield _openvino(probe, npu=npu)
 
 
-def _library(machine: ExaminedMachine, check: str, fix: str, *patterns: str) -> Finding:
-    found = machine.library(*patterns)
-    if found is None:
-        return error(check, f"{patterns[0].removesuffix('*')} is not installed", fix)
-    return ok(check, found.name)
+def _library(check: str, name: str, found: Path | None, fix: str) -> Finding:
+    return error(check, f"{name} is not installed", fix) if found is None else ok(check, found.name)
 
 
-def _release(machine: ExaminedMachine) -> list[Finding]:
+def _release(machine: ExaminedMachine) -> Iterator[Finding]:
     versions = machine.package_versions(*_PACKAGES)
     listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     if len(set(versions.values())) > 1:
         fix = f"install {', '.join(_PACKAGES)} of one release of {_RELEASE}, then reboot"
-        return [error("firmware-mismatch", f"firmware, driver and compiler are of different releases: {listed}", fix)]
-    return [ok("firmware-mismatch", f"one release: {listed}")] if versions else []
-
-
-def _stale(machine: ExaminedMachine) -> list[Finding]:
-    """The driver's library of before 1.16, which had another name, beside the present one: the loader may take it."""
-    old, new = machine.library("libze_intel_vpu.so*"), machine.library("libze_intel_npu.so*")
-    if old is None or new is None:
-        return []
-    fix = f"sudo rm {old.parent}/libze_intel_vpu.so*; sudo ldconfig"
-    return [warning("stale-driver", f"{old.name} of an older driver is beside {new.name} (linux-npu-driver#107)", fix)]
+        yield error("firmware-mismatch", f"firmware, driver and compiler are of different releases: {listed}", fix)
+    elif versions:
+        yield ok("firmware-mismatch", f"one release: {listed}")
 
 
 @cache
@@ -311,19 +296,16 @@ def _writable(root: Path) -> bool:
     return True
 
 
-def check_models(store: Path, problems: Mapping[str, tuple[str, str] | None]) -> list[Finding]:
+def check_models(store: Path, problems: Mapping[str, tuple[str, str] | None]) -> Iterator[Finding]:
     """The store, and for each configured model what keeps it from being served with the fix, None if nothing does."""
-    fix = f"sudo chown -R $USER {store}, run pull as its owner, or set model_store to another directory"
+    if _writable(store):
+        yield ok("model-store", f"{store} can be written")
+    else:
+        fix = f"sudo chown -R $USER {store}, run pull as its owner, or set model_store to another directory"
+        yield warning("model-store", f"{store} cannot be written by this user: it can pull no model", fix)
     wrong = warning if None in problems.values() else error
-    return [
-        ok("model-store", f"{store} can be written")
-        if _writable(store)
-        else warning("model-store", f"{store} cannot be written by this user: it can pull no model", fix),
-        *(
-            ok("model-files", f"{name} is there") if problem is None else wrong("model-files", *problem)
-            for name, problem in problems.items()
-        ),
-    ]
+    for name, problem in problems.items():
+        yield ok("model-files", f"{name} is there") if problem is None else wrong("model-files", *problem)
 
 
 def check_secret(file: Path) -> Finding:
@@ -358,14 +340,6 @@ def examine(machine: ExaminedMachine, probe: Probe, *, cache: Path) -> tuple[Fin
     return (*check_kernel(machine), *check_userspace(machine, probe, npu=npu), check_cache(cache))
 
 
-def as_warnings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """What the NPU lacks, for a node that serves without it."""
-    return tuple(
-        replace(finding, severity=Severity.WARNING) if finding.severity is Severity.ERROR else finding
-        for finding in findings
-    )
-
-
 def check_cpu(probe: Probe) -> Finding:
     """Whether OpenVINO can run models on the CPU."""
     cpu = probe.find("CPU")
@@ -376,6 +350,6 @@ def check_cpu(probe: Probe) -> Finding:
     return ok("cpu", f"this machine can serve on its CPU ({name}, OpenVINO {probe.openvino})")
 
 
-def healthy(findings: tuple[Finding, ...]) -> bool:
+def healthy(findings: Iterable[Finding]) -> bool:
     """Whether no finding is an error."""
     return all(finding.severity is not Severity.ERROR for finding in findings)

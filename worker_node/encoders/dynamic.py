@@ -17,8 +17,8 @@ import openvino as ov
 
 from worker_node.core.types import Device
 from worker_node.devices.memory import usable_cores
-from worker_node.encoders.jobs import DynamicEncoderOptions, RowJob, RowJobs, RunCost
-from worker_node.engines.protocol import EngineSpec, EngineStats, Failed, Inbox, Loaded, Outbox, Outcome, OutcomeBatch
+from worker_node.encoders.jobs import DynamicEncoderOptions, RowRunner
+from worker_node.engines.protocol import EngineSpec, EngineStats, Inbox, Loaded, Outbox, Outcome, OutcomeBatch
 from worker_node.scheduling.texts import BatchLimits, Waiting
 
 # Measured (docs/performance.md): on a CPU, larger batches gain nothing and balance worse between streams. A GPU
@@ -48,12 +48,11 @@ class _Slot:
     started: float = 0.0
 
 
-class DynamicEncoder:
+class DynamicEncoder(RowRunner):
     """A `Runner` over one compiled encoder (CPU or GPU, dynamic shapes)."""
 
-    jobs = RowJob
-
     def __init__(self, spec: EngineSpec) -> None:
+        super().__init__()
         self._spec = spec
         self._options = msgspec.convert(spec.options, DynamicEncoderOptions)
         on_cpu = spec.device is Device.CPU
@@ -63,7 +62,6 @@ class DynamicEncoder:
             longest_text=self._options.context_limit,
         )
         self._on_cpu = on_cpu
-        self._jobs = RowJobs()
         self._names: frozenset[str] = frozenset()
         self._slots: list[_Slot] = []
         self._idle: list[_Slot] = []
@@ -74,28 +72,28 @@ class DynamicEncoder:
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
         self._waker.setblocking(False)
+        self.wake_fd = self._wake.fileno()
 
     @property
     def has_work(self) -> bool:
-        return bool(self._finished) or bool(len(self._jobs.queue) and self._idle)
-
-    @property
-    def wake_fd(self) -> int:
-        return self._wake.fileno()
+        return bool(self._finished) or bool(len(self.queue) and self._idle)
 
     def stats(self) -> EngineStats:
         now = time.monotonic()
         active = [slot for slot in (*self._slots, self._lone) if slot is not None and slot.batch]
         oldest = min(active, key=lambda slot: slot.started, default=None)
         return msgspec.structs.replace(
-            self._jobs.stats(),
+            super().stats(),
             oldest_run=None if oldest is None else (oldest.tokens, now - oldest.started),
         )
 
     def load(self) -> Loaded:
         began = time.monotonic()
         core = ov.Core()
-        streams = self._options.streams if self._options.streams is not None else self._best_streams()
+        streams = self._options.streams
+        if streams is None:
+            cores = usable_cores()
+            streams = cores if self._on_cpu and cores <= _MOST_CORES_WITH_A_STREAM_EACH else 0
         chosen = {"NUM_STREAMS": str(streams)} if streams else {}
         merged = self._compile(core, {"PERFORMANCE_HINT": "THROUGHPUT"} | chosen)
         self._names = frozenset(port.any_name for port in merged.inputs)
@@ -114,11 +112,6 @@ class DynamicEncoder:
             device_name=str(core.get_property(device, "FULL_DEVICE_NAME")),
             runtime=ov.get_version(),
         )
-
-    def _best_streams(self) -> int:
-        """How many streams are measured to be best here; 0: what the device takes."""
-        cores = usable_cores()
-        return cores if self._on_cpu and cores <= _MOST_CORES_WITH_A_STREAM_EACH else 0
 
     def _compile(self, core: ov.Core, config: dict[str, Any]) -> ov.CompiledModel:
         if self._options.precision:
@@ -149,28 +142,21 @@ class DynamicEncoder:
         with contextlib.suppress(BlockingIOError):  # full: it wakes anyway
             self._waker.send(b"1")
 
-    def submit(self, job: RowJob) -> None:
-        self._jobs.add(job)
-
-    def cancel(self, job_id: int) -> None:
-        self._jobs.cancel(job_id)
-
     def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a batch never blocks this loop)
         self._collect(emit)
         now = time.monotonic()
-        for job_id in self._jobs.expire(now):
-            emit(Failed(job_id, "deadline_exceeded", "the deadline passed while the request was queued"))
-        if self._lone and len(self._jobs.queue) == 1 and len(self._idle) == len(self._slots) and not self._lone.batch:
-            self._start(self._lone, self._jobs.take(self._limits, now))
-        while self._idle and len(self._jobs.queue):
-            batch = self._jobs.take(self._limits, now, free_slots=len(self._idle) - 1)
+        self.expire(now, emit)
+        if self._lone and len(self.queue) == 1 and len(self._idle) == len(self._slots) and not self._lone.batch:
+            self._start(self._lone, self.take(self._limits, now))
+        while self._idle and len(self.queue):
+            batch = self.take(self._limits, now, free_slots=len(self._idle) - 1)
             self._start(self._idle.pop(), batch)
-        self._jobs.throughput.mark_progress(now, saturated=len(self._jobs.queue) > 0)
+        self.throughput.mark_progress(now, saturated=len(self.queue) > 0)
 
     def _start(self, slot: _Slot, batch: list[Waiting]) -> None:
         shape = (len(batch), self._limits.padded(batch[0].length))
         slot.batch, slot.tokens = batch, shape[0] * shape[1]
-        for name, values in self._jobs.inputs(batch, shape, self._names).items():
+        for name, values in self.inputs(batch, shape, self._names).items():
             slot.request.set_tensor(name, ov.Tensor(values))
         slot.started = time.monotonic()
         slot.request.start_async()
@@ -185,7 +171,7 @@ class DynamicEncoder:
             slot = self._finished.popleft()
             slot.request.wait()
             output = slot.request.get_output_tensor(0).data
-            outcomes += self._jobs.finish(slot.batch, output, RunCost(slot.tokens), time.monotonic())
+            outcomes += self.finish(slot.batch, output, time.monotonic(), slot.tokens)
             slot.batch = []
             if slot is not self._lone:
                 self._idle.append(slot)

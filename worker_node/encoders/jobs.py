@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Le, Len
 
 from worker_node.core.types import NOT_MEASURED, Busy, Device
 from worker_node.engines.options import BlobOptions, EngineOptions, Option
-from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats, Outcome
+from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats, Failed, Outbox, Outcome
 from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
 
 INPUT_IDS = "input_ids"
@@ -81,14 +81,6 @@ class RowResult(Outcome, frozen=True, array_like=True):
         return np.frombuffer(self.data, VECTOR_DTYPE).reshape(count, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class RunCost:
-    """What one run on the device cost. `tokens` is rows times padded length."""
-
-    tokens: int
-    busy: Busy = NOT_MEASURED
-
-
 @dataclass(slots=True)
 class Throughput:
     """Tokens that the device computes per second, measured while more texts wait than it can run."""
@@ -132,27 +124,31 @@ class _Open:
     busy_shared: bool = False
 
 
-@dataclass(slots=True)
-class RowJobs:
-    """All jobs that an engine holds; `queue` has their waiting rows."""
+class RowRunner:
+    """The base of encoder engines: all jobs that an engine holds, and the way of their rows through its runs.
 
-    queue: TextQueue = field(default_factory=TextQueue)
-    throughput: Throughput = field(default_factory=Throughput)
-    runs: int = 0
-    rows: int = 0
-    _running: int = 0
-    _open: dict[int, _Open] = field(default_factory=dict)
-    # No deadline of an open job is before this.
-    _soonest: float = math.inf
+    A run takes rows out of the `queue`, computes their `inputs` and finishes with its output.
+    """
+
+    jobs = RowJob
+    wake_fd: int | None = None
+
+    def __init__(self) -> None:
+        self.queue = TextQueue()
+        self.throughput = Throughput()
+        self._running = self._runs = self._rows = 0
+        self._open: dict[int, _Open] = {}
+        # No deadline of an open job is before this.
+        self._soonest = math.inf
 
     def __len__(self) -> int:
         return len(self._open)
 
     def stats(self) -> EngineStats:
         """How many texts wait and run, and how many runs there were."""
-        return EngineStats(len(self.queue), self._running, self.runs, self.rows)
+        return EngineStats(len(self.queue), self._running, self._runs, self._rows)
 
-    def add(self, job: RowJob) -> None:
+    def submit(self, job: RowJob) -> None:
         """Queue the texts of a job."""
         tokens = np.frombuffer(job.tokens, TOKEN_DTYPE)
         rows = np.split(tokens, np.cumsum(job.lengths)[:-1])
@@ -164,32 +160,28 @@ class RowJobs:
     def cancel(self, job_id: int) -> None:
         """Cancel a job: its waiting rows are dropped, the vectors of its running rows ignored."""
         job = self._open.pop(job_id, None)
-        if job is None:
-            return
-        if job.waiting:
+        if job is not None and job.waiting:
             for row in range(len(job.rows)):
                 self.queue.remove(job_id, row)
 
-    def expire(self, now: float) -> list[int]:
-        """Cancel the jobs whose deadline passed while rows of them waited; return their ids."""
+    def expire(self, now: float, emit: Outbox) -> None:
+        """Fail the jobs whose deadline passed while rows of them waited."""
         if now < self._soonest:
-            return []
+            return
         late = [job_id for job_id, held in self._open.items() if held.waiting and held.job.deadline <= now]
-        self._soonest = min(
-            (held.job.deadline for held in self._open.values() if held.job.deadline > now), default=math.inf
-        )
+        ahead = (held.job.deadline for held in self._open.values() if held.job.deadline > now)
+        self._soonest = min(ahead, default=math.inf)
         for job_id in late:
             self.cancel(job_id)
-        return late
+            emit(Failed(job_id, "deadline_exceeded", "the deadline passed while the request was queued"))
 
     def take(self, limits: BatchLimits, now: float, *, free_slots: int = 1) -> list[Waiting]:
         """Take the rows of the next run out of the queue; see `TextQueue.take`."""
         batch = self.queue.take(limits, free_slots)
-        if not batch:
-            return batch
-        self.runs += 1
-        self.rows += len(batch)
-        self._running += len(batch)
+        if batch:
+            self._running += len(batch)
+            self._runs += 1
+            self._rows += len(batch)
         for waiting in batch:
             job = self._open[waiting.job_id]
             job.waiting -= 1
@@ -198,38 +190,37 @@ class RowJobs:
         return batch
 
     def inputs(
-        self, batch: Sequence[Waiting], shape: tuple[int, int], names: Container[str]
+        self, batch: Sequence[Waiting], shape: tuple[int, int], names: Container[str] = ()
     ) -> dict[str, npt.NDArray[np.int64]]:
-        """The tensors of a run by the names of the model's inputs, each of `shape` (rows, length)."""
-        ids, mask = self.padded(batch, shape)
-        inputs = {INPUT_IDS: ids, ATTENTION_MASK: mask}
-        if TOKEN_TYPES in names:
-            types = inputs[TOKEN_TYPES] = np.zeros(shape, np.int64)
-            for i, waiting in enumerate(batch):
-                types[i, self._open[waiting.job_id].job.second[waiting.row] : waiting.length] = 1
-        return inputs
+        """The tensors of a run, int64 of `shape` (rows, length), by the `names` of the model's inputs.
 
-    def padded(
-        self, batch: Sequence[Waiting], shape: tuple[int, int]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return input ids and attention mask, int64 of `shape` (rows, length), with the batch in the first rows.
-
-        Unused rows attend to one token, since a mean over none is not a number.
+        The batch is in the first rows. Unused rows attend to one token, since a mean over none is not a number.
         """
-        ids = np.zeros(shape, np.int64)
-        mask = np.zeros(shape, np.int64)
+        ids, mask, types = (np.zeros(shape, np.int64) for _ in range(3))
         for i, waiting in enumerate(batch):
-            ids[i, : waiting.length] = self._open[waiting.job_id].rows[waiting.row]
+            held = self._open[waiting.job_id]
+            ids[i, : waiting.length] = held.rows[waiting.row]
             mask[i, : waiting.length] = 1
+            if held.job.second:
+                types[i, held.job.second[waiting.row] : waiting.length] = 1
         mask[len(batch) :, 0] = 1
-        return ids, mask
+        inputs = {INPUT_IDS: ids, ATTENTION_MASK: mask}
+        return inputs | {TOKEN_TYPES: types} if TOKEN_TYPES in names else inputs
 
     def finish(
-        self, batch: Sequence[Waiting], output: npt.NDArray[np.float32], cost: RunCost, now: float
+        self,
+        batch: Sequence[Waiting],
+        output: npt.NDArray[np.float32],
+        now: float,
+        tokens: int,
+        busy: Busy = NOT_MEASURED,
     ) -> Iterator[RowResult]:
-        """Take in the output of a run (row i is that of `batch[i]`); yields the results of the completed jobs."""
+        """Take in the output of a run (row i is that of `batch[i]`); yields the results of the completed jobs.
+
+        The run computed `tokens`, rows times padded length, and the NPU was `busy`.
+        """
         self._running -= len(batch)
-        self.throughput.run_ended(cost.tokens, now)
+        self.throughput.run_ended(tokens, now)
         touched: dict[int, _Open] = {}
         for i, waiting in enumerate(batch):
             job = self._open.get(waiting.job_id)
@@ -239,10 +230,9 @@ class RowJobs:
                 job.vectors = np.empty((len(job.rows), output.shape[1]), VECTOR_DTYPE)
             job.vectors[waiting.row] = output[i]
             job.missing -= 1
-            job.device_tokens += cost.tokens / len(batch)
-            whole = cost.busy.us
-            job.busy_us = None if job.busy_us is None or whole is None else job.busy_us + whole / len(batch)
-            job.busy_shared |= cost.busy.shared
+            job.device_tokens += tokens / len(batch)
+            job.busy_us = None if job.busy_us is None or busy.us is None else job.busy_us + busy.us / len(batch)
+            job.busy_shared |= busy.shared
             touched[waiting.job_id] = job
         for job_id, job in touched.items():
             if job.missing == 0 and job.vectors is not None and job.started is not None:

@@ -24,12 +24,10 @@ from worker_node.devices.blobs import (
     require_npu,
 )
 from worker_node.devices.npu import busy_meter
-from worker_node.encoders.jobs import RowJob, RowJobs, RunCost, StaticEncoderOptions
+from worker_node.encoders.jobs import RowRunner, StaticEncoderOptions
 from worker_node.engines.protocol import (
     DeviceBroken,
     EngineSpec,
-    EngineStats,
-    Failed,
     Inbox,
     Loaded,
     NativeCall,
@@ -38,32 +36,22 @@ from worker_node.engines.protocol import (
 from worker_node.scheduling.texts import BatchLimits
 
 
-class StaticEncoder:
+class StaticEncoder(RowRunner):
     """A `Runner` over one compiled model per bucket."""
 
-    jobs = RowJob
-
     def __init__(self, spec: EngineSpec) -> None:
+        super().__init__()
         self._spec = spec
         self._options = msgspec.convert(spec.options, StaticEncoderOptions)
         longest = self._options.npu_buckets[-1]
         rows = self._options.npu_batch_size
         self._limits = BatchLimits(longest * rows, rows, lengths=self._options.npu_buckets)
-        self._jobs = RowJobs()
-        self._too_long: list[int] = []
         self._names: frozenset[str] = frozenset()
         self._requests: dict[int, ov.InferRequest] = {}
 
     @property
     def has_work(self) -> bool:
-        return len(self._jobs.queue) > 0 or bool(self._too_long)
-
-    @property
-    def wake_fd(self) -> None:
-        return None
-
-    def stats(self) -> EngineStats:
-        return self._jobs.stats()
+        return len(self.queue) > 0
 
     def load(self) -> Loaded:
         began = time.monotonic()
@@ -118,44 +106,28 @@ class StaticEncoder:
         if options.export_blobs is not None:
             blobs.written(core, Path(options.export_blobs))
 
-    def submit(self, job: RowJob) -> None:
-        if max(job.lengths, default=0) > self._options.npu_buckets[-1]:
-            self._too_long.append(job.id)  # the edge lets none through; one must not end the engine for all
-        else:
-            self._jobs.add(job)
-
-    def cancel(self, job_id: int) -> None:
-        self._jobs.cancel(job_id)
-
     def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a run is short: the loop polls between)
         now = time.monotonic()
-        longest = self._options.npu_buckets[-1]
-        for job_id in self._too_long:
-            emit(Failed(job_id, "context_length_exceeded", f"a text is longer than this engine's {longest} tokens"))
-        self._too_long.clear()
-        for job_id in self._jobs.expire(now):
-            emit(Failed(job_id, "deadline_exceeded", "the deadline passed while the request was queued"))
-        batch = self._jobs.take(self._limits, now)
+        self.expire(now, emit)
+        batch = self.take(self._limits, now)
         if not batch:
             return
         length = self._limits.padded(batch[0].length)
         shape = (self._options.npu_batch_size, length)
-        inputs = self._jobs.inputs(batch, shape, self._names)
+        inputs = self.inputs(batch, shape, self._names)
         # Runs follow one another, so each is timed by itself, and a full one tells the speed whether or not texts wait.
-        self._jobs.throughput.mark_progress(now, saturated=False)
-        self._jobs.throughput.mark_progress(
-            now, saturated=len(batch) >= self._options.npu_batch_size or len(self._jobs.queue) > 0
-        )
+        self.throughput.mark_progress(now, saturated=False)
+        self.throughput.mark_progress(now, saturated=len(batch) >= self._options.npu_batch_size or len(self.queue) > 0)
         request = self._requests[length]
-        emit(NativeCall("run", shape[0] * shape[1], sorted({w.job_id for w in batch})))
+        tokens = shape[0] * shape[1]
+        emit(NativeCall("run", tokens, sorted({w.job_id for w in batch})))
         self._meter.begin()
         try:
             request.infer(inputs)
         except RuntimeError as error:
             raise DeviceBroken(f"the NPU failed in a run: {brief(error)}") from None
         busy = self._meter.end()
-        cost = RunCost(shape[0] * shape[1], busy)
-        for event in self._jobs.finish(batch, request.get_output_tensor(0).data, cost, time.monotonic()):
+        for event in self.finish(batch, request.get_output_tensor(0).data, time.monotonic(), tokens, busy):
             emit(event)
 
     def close(self) -> None:

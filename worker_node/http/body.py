@@ -1,7 +1,6 @@
 """Reading a request's body: bounded in size, time and values, then validated into a model of its dialect.
 
-Read `read_body` first. Below it are the deadlines of a request, the bound on values, and validation errors in words:
-where, and what was expected there, never what the body holds.
+Errors say where and what was expected there, never what the body holds.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ import asyncio
 import math
 import re
 import time
-import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 import orjson
@@ -31,7 +28,6 @@ from worker_node.core.errors import (
 )
 from worker_node.http.leniency import Ignored, Table, sift
 from worker_node.http.request_state import STATE
-from worker_node.node import Node
 
 MAX_VALUES = 50_000
 # Encoders, templates and the walk over a schema each end at some depth with an error of their own; orjson's at 254.
@@ -41,10 +37,9 @@ _NUMBERS_AS_ONE = 16
 
 _NUMBERS_AND_BLANKS = b"-0123456789 \t\r\n"
 
-UNKNOWN_ENCODING = "Content-Encoding: gzip (x-gzip), deflate and identity are supported; send the body in one of them"
+UNKNOWN_ENCODING = "Content-Encoding: gzip, deflate and identity are supported; send the body in one of them"
 # What aiohttp decodes; it passes on what it does not know as it is.
-_DECODED = frozenset({"", "identity", "gzip", "deflate"})
-_UNFRAMED = "the body is not framed or encoded as its headers say"
+_DECODED = ("", "identity", "gzip", "deflate")
 
 # The time until a streamed answer must begin, and until any answer must be complete.
 _START, _WHOLE = "X-NPU-Start-Timeout-Ms", "X-Request-Timeout-Ms"
@@ -59,7 +54,7 @@ OneOrMany = BeforeValidator(lambda value: [value] if isinstance(value, str) else
 
 
 def _stop_at_first_wrong_item(schema: Any) -> None:
-    """Stop validating each list of a schema at its first wrong item: an error costs more than a hundred values."""
+    """Stop validating a list at its first wrong item: an error costs more than a hundred values."""
     if isinstance(schema, dict):
         if schema.get("type") == "list":
             schema["fail_fast"] = True
@@ -87,10 +82,7 @@ class Body(BaseModel):
 
 
 class DialectBody(Body):
-    """A body of another server's API, or a part of one, which may hold more fields than this node implements.
-
-    `rules` classifies these other fields; see `leniency`.
-    """
+    """A body of another server's API, or a part of one. `rules` are for fields that it does not declare."""
 
     model_config = ConfigDict(extra="allow")
     rules: ClassVar[Table] = {}
@@ -102,8 +94,10 @@ B = TypeVar("B", bound=Body)
 async def read_body(request: web.Request, model: type[B]) -> B:
     """Return the validated body. Raises BadRequest, PayloadTooLarge, RequestTimeout, DeadlineExceeded."""
     state = request[STATE]
-    large = request.content_length is None or request.content_length > state.node.settings.max_body_bytes
-    data = await read_bytes(request, _most_bytes(state.node, images=large and model.takes_images))
+    limit = state.node.settings.max_body_bytes
+    if model.takes_images and any(getattr(served, "images", None) for served in state.node.manager.models):
+        limit = max(limit, state.node.settings.max_image_body_bytes)
+    data = await read_bytes(request, limit)
     if not data:
         raise BadRequest("the request has no body; send a JSON object")
     check_structure(data)
@@ -125,9 +119,9 @@ async def read_body(request: web.Request, model: type[B]) -> B:
 
 
 def limited(request: web.Request, name: str, wanted: int, available: int) -> int:
-    """Return `wanted`, or the most that this node offers if that is less; the reply then lists the field as limited.
+    """Return `wanted`, or less if less is available; the reply then lists the field as limited.
 
-    Raises UnsupportedParameter where the node is set to refuse such requests.
+    Raises UnsupportedParameter where the node is strict.
     """
     if wanted <= available:
         return wanted
@@ -137,11 +131,12 @@ def limited(request: web.Request, name: str, wanted: int, available: int) -> int
     return available
 
 
-def note_ignored(request: web.Request, name: str) -> None:
-    """List a part of a request that has no effect as ignored, or refuse it where the node is strict."""
-    ignored = _listed(request, f"{name}: it has no effect on this request; leave it out", name)
-    if ignored is not None:
-        ignored.add(name)
+def note_ignored(request: web.Request, *names: str) -> None:
+    """List parts of a request that have no effect as ignored, or refuse them where the node is strict."""
+    for name in names:
+        ignored = _listed(request, f"{name}: it has no effect on this request; leave it out", name)
+        if ignored is not None:
+            ignored.add(name)
 
 
 def _listed(request: web.Request, problem: str, name: str) -> Ignored | None:
@@ -152,55 +147,19 @@ def _listed(request: web.Request, problem: str, name: str) -> Ignored | None:
     return state.ignored
 
 
-def _most_bytes(node: Node, *, images: bool) -> int:
-    settings = node.settings
-    if not images or all(getattr(model, "images", None) is None for model in node.manager.models):
-        return settings.max_body_bytes
-    return max(settings.max_body_bytes, settings.max_image_body_bytes)
-
-
-async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
-    """Return the body, of at most `limit` bytes (the node's own limit if None) and within the node's limits of time.
-
-    Raises as `read_body`.
-    """
-    state = request[STATE]
-    limit = state.node.settings.max_body_bytes if limit is None else limit
-    zipped = request.headers.get("Content-Encoding", "").lower() == "x-gzip"
-    data = await _received(request, limit)
-    return await asyncio.to_thread(_unzipped, data, limit) if zipped else data
-
-
 def check_encoding(request: web.Request) -> None:
     """The check of each request: raises UnsupportedMediaType for a body in an encoding that is not decoded here."""
-    encoding = request.headers.get("Content-Encoding", "").lower()
-    if encoding not in _DECODED and (encoding != "x-gzip" or request.content_type.startswith("multipart/")):
+    if request.headers.get("Content-Encoding", "").lower() not in _DECODED:
         raise UnsupportedMediaType(UNKNOWN_ENCODING)
 
 
 async def expect_continue(_request: web.Request) -> None:
-    """For routes: `100 Continue` is sent where the body is read (`arrival`), so refusals before that cost no upload."""
+    """Send no `100 Continue` yet: `arrival` does, so that refusals before it cost no upload."""
 
 
-def _unzipped(data: bytes, limit: int) -> bytes:
-    """The content of a gzip file; aiohttp does not know its old name. Raises BadRequest, PayloadTooLarge."""
-    decoder = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    try:
-        content = decoder.decompress(data, limit + 1)
-    except zlib.error:
-        raise BadRequest(_UNFRAMED) from None
-    if len(content) > limit:
-        raise _too_large(limit)
-    if not decoder.eof or decoder.unused_data:
-        raise BadRequest(_UNFRAMED)
-    return content
-
-
-def _too_large(limit: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"the body has more than the {limit} bytes that it may have")
-
-
-async def _received(request: web.Request, limit: int) -> bytes:
+async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
+    """Return the body, of at most `limit` bytes (the node's own limit if None). Raises as `read_body`."""
+    limit = request[STATE].node.settings.max_body_bytes if limit is None else limit
     if (request.content_length or 0) > limit:
         raise PayloadTooLarge(f"the body has {request.content_length} bytes and may have {limit}")
     if request.content.is_eof() and request.content.exception() is None and request.content.total_bytes <= limit:
@@ -218,13 +177,13 @@ async def _received(request: web.Request, limit: int) -> bytes:
                 chunks.append(chunk)
                 size += len(chunk)
                 if size > limit:
-                    raise _too_large(limit)
+                    raise PayloadTooLarge(f"the body has more than the {limit} bytes that it may have")
     except RuntimeError:
         if request.transport is not None:
             raise
         raise ConnectionResetError("the client left before its body was read") from None
     except web.RequestPayloadError:
-        raise BadRequest(_UNFRAMED) from None
+        raise BadRequest("the body is not framed or encoded as its headers say") from None
 
 
 def deadline_of(request: web.Request) -> float:
@@ -240,11 +199,10 @@ def end_of_stream(request: web.Request) -> float:
 
 @asynccontextmanager
 async def arrival(request: web.Request) -> AsyncIterator[None]:
-    """Asks for the body, which is read in this block, and bounds its time: each piece must arrive within `silence`
-    seconds.
+    """Ask for the body, which is read in this block, and bound its time.
 
-    Raises RequestTimeout when the sender falls silent, and DeadlineExceeded when the request's deadline passes first,
-    so that a byte now and then holds a connection neither for hours nor beyond the caller's deadline.
+    Raises RequestTimeout when the sender falls silent, and DeadlineExceeded when the request's deadline passes first:
+    a byte now and then holds a connection no longer.
     """
     deadline = deadline_of(request)
     if request.version >= (1, 1) and request.headers.get("Expect", "").lower() == "100-continue":
@@ -284,28 +242,23 @@ def check_structure(data: bytes) -> None:
     Sixteen whole numbers in a row count as one. Parsing and validating cost by the value, not by the byte: eight
     megabytes of empty lists or of wrong items take half a minute of the event loop, which serves nobody else meanwhile.
     """
-    if values(data) > MAX_VALUES:
+    if _opened(data) + data.count(b",") <= MAX_VALUES:
+        return
+    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Each value is a string or not, and may have a name: two quotes each.
+    count = unescaped.count(b'"') // 4
+    if count <= MAX_VALUES:
+        outside = b"s".join(unescaped.split(b'"')[::2])
+        marks = outside.translate(None, _NUMBERS_AND_BLANKS)
+        runs = marks.count(b"," * _NUMBERS_AS_ONE)
+        # What is left of each run.
+        rest = marks.replace(b"," * _NUMBERS_AS_ONE, b"").replace(b",,,,", b",")
+        count = _opened(marks) + runs + rest.count(b",")
+    if count > MAX_VALUES:
         raise PayloadTooLarge(
             f"the body holds more than the {MAX_VALUES} values that it may hold, lists, objects and fields included; "
             "send it in several requests"
         )
-
-
-def values(data: bytes) -> int:
-    """How many values a JSON text holds, within a few. It may be more if that is beyond `MAX_VALUES` or under it."""
-    most = _opened(data) + data.count(b",")
-    if most <= MAX_VALUES:
-        return most
-    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Each value is a string or not, and may have a name: two quotes each.
-    if (strings := unescaped.count(b'"') // 4) > MAX_VALUES:
-        return strings
-    outside = b"s".join(unescaped.split(b'"')[::2])
-    marks = outside.translate(None, _NUMBERS_AND_BLANKS)
-    runs = marks.count(b"," * _NUMBERS_AS_ONE)
-    # What is left of each run.
-    rest = marks.replace(b"," * _NUMBERS_AS_ONE, b"").replace(b",,,,", b",")
-    return _opened(marks) + runs + rest.count(b",")
 
 
 def nested_deeper(value: Any, most: int) -> bool:
@@ -321,40 +274,39 @@ def _opened(data: bytes) -> int:
     return data.count(b"[") + data.count(b"{")
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """`path` are keys and indices of the body; `forms` are the forms of the value that were tried."""
-
-    path: tuple[int | str, ...]
-    message: str
-    forms: tuple[str, ...]
+# Keys and indices of the body, and what is wrong there.
+Problem = tuple[tuple[int | str, ...], str]
 
 
 def explain(error: ValidationError, body: Any) -> tuple[str, str | None]:
     """Return the message, and the path of the first problem.
 
-    Where a field may have several forms, pydantic lists the problems of each. Only those of one form are reported: the
-    one that fits deepest into the value, and of several such the one with the fewest problems.
+    Where a field may have several forms, pydantic lists the problems of each. Those of one form are reported: of the
+    forms that fit deepest into the value, the one with the fewest problems.
     """
-    found = error.errors(include_url=False, include_context=False, include_input=False)
     forms: dict[tuple[str, ...], list[Problem]] = {}
-    for problem in (_located(each["loc"], each["msg"], each["type"], body) for each in found):
-        forms.setdefault(problem.forms, []).append(problem)
+    for found in error.errors(include_url=False, include_context=False, include_input=False):
+        path, form = _located(found["loc"], body, missing=found["type"] == "missing")
+        # Pydantic's own message names a class of ours.
+        message = f"{_EXPECTED}an object" if found["type"] in _OBJECTS else found["msg"]
+        forms.setdefault(form, []).append((path, message))
     problems = forms.pop((), [])
     if forms:
-        nearest = max(forms.values(), key=lambda ones: (max(len(one.path) for one in ones), -len(ones)))
-        first, *rest = nearest
+        nearest = max(forms.values(), key=lambda ones: (max(len(path) for path, _ in ones), -len(ones)))
+        (first, message), *rest = nearest
         # What any form expects in that place.
-        expected = dict.fromkeys(one.message for ones in forms.values() for one in ones if one.path == first.path)
-        alternatives = [message.removeprefix(_EXPECTED) for message in expected if message != first.message]
-        problems += [replace(first, message=" or ".join([first.message, *alternatives])), *rest]
-    parts = [f"{where}: {p.message}" if (where := _path(p.path)) else p.message for p in problems[:_SHOWN]]
+        here = [other for ones in forms.values() for path, other in ones if path == first and other != message]
+        expected = dict.fromkeys([message, *(other.removeprefix(_EXPECTED) for other in here)])
+        problems += [(first, " or ".join(expected)), *rest]
+    parts = [f"{where}: {message}" if (where := _name(path)) else message for path, message in problems[:_SHOWN]]
     if len(problems) > _SHOWN:
         parts.append(f"and {len(problems) - _SHOWN} more problems")
-    return "; ".join(parts), _path(problems[0].path) or None
+    return "; ".join(parts), _name(problems[0][0]) or None
 
 
-def _located(location: Sequence[int | str], message: str, kind: str, body: Any) -> Problem:
+def _located(
+    location: Sequence[int | str], body: Any, *, missing: bool
+) -> tuple[tuple[int | str, ...], tuple[str, ...]]:
     """Take the names of forms out of a location: parts that are not keys or indices of the body."""
     path: list[int | str] = []
     forms: list[str] = []
@@ -362,19 +314,15 @@ def _located(location: Sequence[int | str], message: str, kind: str, body: Any) 
     for number, part in enumerate(location):
         inside = isinstance(here, dict) and part in here
         inside = inside or (isinstance(here, list) and isinstance(part, int) and part < len(here))
-        missing = kind == "missing" and number == len(location) - 1
-        if not inside and not missing:
+        if inside or (missing and number == len(location) - 1):
+            path.append(part)
+            here = here[part] if inside else None
+        else:
             forms.append(str(part))
-            continue
-        path.append(part)
-        here = here[part] if inside else None
-    if kind in _OBJECTS:
-        # Pydantic's message names a class of ours.
-        message = f"{_EXPECTED}an object"
-    return Problem(tuple(path), message, tuple(forms))
+    return tuple(path), tuple(forms)
 
 
-def _path(location: Sequence[int | str]) -> str:
+def _name(location: Sequence[int | str]) -> str:
     path = ""
     for part in location:
         if isinstance(part, int):

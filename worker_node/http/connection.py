@@ -85,7 +85,9 @@ class GuardedConnection(RequestHandler):
         pool.idle[self] = None
         if len(pool.idle) + len(pool.busy) > limits.max_connections + limits.spare_connections:
             # The new connection itself if no other is idle.
-            next(iter(pool.idle)).drop()
+            longest = next(iter(pool.idle))
+            if longest.transport is not None:
+                longest.transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._pool.idle.pop(self, None)
@@ -126,11 +128,6 @@ class GuardedConnection(RequestHandler):
             self._stall_timer.cancel()
             self._stall_timer = None
 
-    def drop(self) -> None:
-        """End the connection at once."""
-        if self.transport is not None:
-            self.transport.abort()
-
     def _check_reader(self, unsent_before: int | None) -> None:
         """Drop the connection if the client read nothing since the last check, else check again later."""
         if self.transport is None:
@@ -139,7 +136,7 @@ class GuardedConnection(RequestHandler):
         stall_timeout_s = self._pool.limits.stall_timeout_s
         if unsent_before is not None and unsent >= unsent_before:
             log.debug("a client read nothing for %g s", stall_timeout_s)
-            self.drop()
+            self.transport.abort()
             return
         self._stall_timer = asyncio.get_running_loop().call_later(stall_timeout_s, self._check_reader, unsent)
 

@@ -1,7 +1,6 @@
 """Errors as replies: in the native form, OpenAI's, Anthropic's and Ollama's.
 
-A request that never reached a handler (no such URL, wrong key, too large) is answered in the form that the clients of
-that part of the API understand, so the form follows from its path and headers: see `renderer`.
+A request may fail before it reaches a handler, so the form follows from its path and headers (`renderer`).
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ def retry_headers(error: NodeError) -> dict[str, str]:
     }
 
 
-def error_response(error: NodeError, fields: object = None) -> web.Response:
-    """The reply to a request that failed; `fields` is what stands under `error` where a dialect has its own form."""
-    body = {"error": describe(error) if fields is None else fields}
-    return json_response(body, error.status, retry_headers(error))
+def error_response(error: NodeError) -> web.Response:
+    """The reply to a request of the native API that failed."""
+    return json_response({"error": describe(error)}, error.status, retry_headers(error))
 
 
 # OpenAI's words for codes of this node.
@@ -49,13 +47,14 @@ def describe_error(error: NodeError) -> dict[str, str | None]:
 
 
 def openai_error_response(error: NodeError) -> web.Response:
-    """The reply to a request that failed.
+    return _sdk_response(error, {"error": describe_error(error)}, error.status)
 
-    `x-should-retry` keeps the SDK, which would retry every 408, 409, 429 and 5xx, from repeating what cannot succeed.
-    """
-    response = error_response(error, describe_error(error))
-    response.headers["x-should-retry"] = "true" if error.retry_after is not None else "false"
-    return response
+
+def _sdk_response(error: NodeError, body: object, status: int) -> web.Response:
+    """`x-should-retry` keeps OpenAI's and Anthropic's SDKs, which would retry every 408, 409, 429 and 5xx, from
+    repeating what cannot succeed."""
+    headers = {"x-should-retry": "true" if error.retry_after is not None else "false"}
+    return json_response(body, status, retry_headers(error) | headers)
 
 
 # Ollama's clients know a full queue by this text.
@@ -96,18 +95,14 @@ def anthropic_error(error: NodeError) -> dict[str, object]:
 
 
 def anthropic_error_response(error: NodeError) -> web.Response:
-    """The reply to a request that failed; as in OpenAI's dialect it says whether another try may help."""
-    status = 529 if error.status == 503 else error.status
-    response = json_response(anthropic_error(error), status, retry_headers(error))
-    response.headers["x-should-retry"] = "true" if error.retry_after is not None else "false"
-    return response
+    return _sdk_response(error, anthropic_error(error), 529 if error.status == 503 else error.status)
 
 
 OPENAI_PREFIX = "/v1/"
 # OpenVINO Model Server has OpenAI's routes there.
 OVMS_PREFIX = "/v3/"
 
-# Anthropic's clients send it. The lists of models, whose path OpenAI's clients share, are then in Anthropic's form.
+# Sent by Anthropic's clients, whose path for models is OpenAI's too.
 ANTHROPIC_VERSION = "anthropic-version"
 
 _BY_PREFIX: tuple[tuple[str, Renderer], ...] = (

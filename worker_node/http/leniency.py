@@ -1,8 +1,7 @@
 """Fields of another server's API that this node does not implement.
 
-One table per dialect names those that would change the answer: they are refused, except at values that ask for nothing.
-All others are ignored and the reply lists them, or refused where the node is set to that
-(`unknown_fields = "reject"`)."""
+The `rules` of a body name those that would change the answer: they are refused, except at values that ask for nothing.
+Others are ignored and listed in the reply, or refused where the node is strict (`unknown_fields = "reject"`)."""
 
 from __future__ import annotations
 
@@ -32,10 +31,6 @@ class Unsupported:
     reason: str
     neutral: tuple[Any, ...] = ()
 
-    def asks_for_nothing(self, value: Any) -> bool:
-        """Whether a value leaves the answer as it is."""
-        return not value or any(value == neutral for neutral in self.neutral)
-
 
 Table = Mapping[str, Unsupported]
 
@@ -63,20 +58,16 @@ class Ignored:
 
     def header(self) -> str:
         """The value of `X-NPU-Node-Ignored`, a list of RFC 8941: `service_tier, top_logprobs;limited=1`."""
-        items = sorted(_token(name) for name in self.names)
-        items += [f"{_token(name)};limited={count}" for name, count in sorted(self.limited.items())]
-        return ", ".join([*items, *([f"and-more;fields={self.more}"] if self.more else [])])
-
-
-def _token(name: str) -> str:
-    """The name as a token, which begins with a letter or a star."""
-    return name if name[:1].isalpha() else f"*{name}"
+        items = sorted(self.names)
+        items += [f"{name};limited={count}" for name, count in sorted(self.limited.items())]
+        if self.more:
+            items.append(f"and-more;fields={self.more}")
+        # A token begins with a letter or a star.
+        return ", ".join(item if item[:1].isalpha() else f"*{item}" for item in items)
 
 
 def reject_required_device(fields: Mapping[str, Any]) -> None:
-    """Raise UnsupportedParameter for the node's own header sent as a field, of a body or a form: a demand is never
-    ignored.
-    """
+    """Raise UnsupportedParameter for the node's own header sent as a field: a demand is never ignored."""
     if fields.get("require_device"):
         raise UnsupportedParameter(
             "require_device: it is no field of this request; send it as the header X-NPU-Require-Device",
@@ -85,19 +76,27 @@ def reject_required_device(fields: Mapping[str, Any]) -> None:
 
 
 def sift(body: BaseModel, ignored: Ignored, mode: Literal["ignore", "reject"]) -> None:
-    """Judge every field of a validated body that its models do not declare.
-
-    Raises UnsupportedParameter, which names the field.
-    """
+    """Judge every field of a validated body that its models do not declare. Raises UnsupportedParameter."""
     reject_required_device(body.model_extra or {})
     _sift(body, "", ignored, mode)
 
 
 def _sift(body: BaseModel, where: str, ignored: Ignored, mode: Literal["ignore", "reject"]) -> None:
-    if body.model_extra:
-        rules: Table = getattr(body, "rules", {})
-        for name, value in body.model_extra.items():
-            _judge(f"{where}{name}", rules.get(name), value, ignored, mode)
+    rules: Table = getattr(body, "rules", {})
+    for name, value in (body.model_extra or {}).items():
+        path = f"{where}{name}"
+        shown = path[:200]
+        if (rule := rules.get(name)) is not None:
+            if value and value not in rule.neutral:
+                raise UnsupportedParameter(f"{shown}: {rule.reason}", param=shown)
+        elif mode == "reject":
+            raise UnsupportedParameter(
+                f"{shown}: it has no effect here, and the node is set to refuse such fields "
+                '(unknown_fields = "reject"); leave it out',
+                param=shown,
+            )
+        elif value is not None:
+            ignored.add(path)
     # What was not sent is a default and holds nothing of the client's.
     for name in body.model_fields_set:
         value = getattr(body, name, None)
@@ -109,26 +108,8 @@ def _sift(body: BaseModel, where: str, ignored: Ignored, mode: Literal["ignore",
                     _sift(part, f"{where}{name}.", ignored, mode)
 
 
-def _judge(
-    path: str, rule: Unsupported | None, value: Any, ignored: Ignored, mode: Literal["ignore", "reject"]
-) -> None:
-    shown = path[:200]
-    if isinstance(rule, Unsupported):
-        if not rule.asks_for_nothing(value):
-            raise UnsupportedParameter(f"{shown}: {rule.reason}", param=shown)
-        return
-    if mode == "reject":
-        raise UnsupportedParameter(
-            f"{shown}: it has no effect here, and the node is set to refuse such fields "
-            '(unknown_fields = "reject"); leave it out',
-            param=shown,
-        )
-    if value is not None:
-        ignored.add(path)
-
-
 def labels(ignored: Ignored, seen: set[str]) -> set[str]:
-    """The fields as metric labels: the first `seen` names by themselves, all others as `other`, so there are few."""
+    """The fields as metric labels: the first names that were `seen`, all others as `other`."""
     found = set()
     for path in ignored.names | ignored.limited.keys():
         name = path.rpartition(".")[2]

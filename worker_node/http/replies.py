@@ -1,4 +1,4 @@
-"""Replies in JSON, and their forms as /openapi.json describes them: handlers build dicts, and tests compare both."""
+"""Replies in JSON, and their descriptions for /openapi.json, which tests compare with them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ class Reply(BaseModel):
 
 
 class ErrorFields(Reply):
-    """What went wrong, and which part of the request did it."""
-
     message: str
     type: str
     code: str | None
@@ -76,8 +74,6 @@ class Health(Reply):
 
 
 class Status(Reply):
-    """GET /health/live and /health/ready."""
-
     status: str
 
 
@@ -93,15 +89,11 @@ class OpenAIModel(Reply):
 
 
 class OpenAIModels(Reply):
-    """GET /v1/models."""
-
     object: Literal["list"]
     data: list[OpenAIModel]
 
 
 class OpenAIUsage(Reply):
-    """Tokens in and out."""
-
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int = 0

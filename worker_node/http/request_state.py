@@ -1,4 +1,4 @@
-"""What the HTTP side knows of a request, and the keys of such values in the application and its requests."""
+"""The keys of an application and its requests."""
 
 from __future__ import annotations
 

@@ -37,23 +37,19 @@ class FrameStream:
 
     def __init__(self, request: web.Request, headers: dict[str, str], content_type: str) -> None:
         self._request = request
-        self._response = web.StreamResponse(
+        # What the handler returns.
+        self.response = web.StreamResponse(
             headers={**headers, "Content-Type": content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
         # Sends frames as they stand.
-        self.write = self._response.write
-
-    @property
-    def response(self) -> web.StreamResponse:
-        """What the handler returns."""
-        return self._response
+        self.write = self.response.write
 
     def failed(self, error: NodeError) -> None:
         """Count an error that comes too late for the status line; the caller writes it as its dialect has it."""
         note_failure(self._request, error)
 
     async def __aenter__(self) -> Self:
-        await self._response.prepare(self._request)
+        await self.response.prepare(self._request)
         return self
 
     async def __aexit__(
@@ -62,8 +58,8 @@ class FrameStream:
         if kind is None:
             # The reader has the whole answer; whether it waits for the end of the connection is its own affair.
             if (state := self._request.get(STATE)) is not None:
-                state.complete = self._response.status
-            await self._response.write_eof()
+                state.complete = self.response.status
+            await self.response.write_eof()
 
 
 class LineStream(FrameStream):
@@ -89,7 +85,7 @@ class EventStream(FrameStream):
         self._comments: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        writer = await self._response.prepare(self._request)
+        writer = await self.response.prepare(self._request)
         if writer is not None:
             self._comments = asyncio.create_task(self._send_comments(writer), name="keep-alive comments")
         return self

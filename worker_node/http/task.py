@@ -1,4 +1,4 @@
-"""What the HTTP side must know of a task: its routes, their descriptions, and the form of their errors."""
+"""The HTTP side of a task: its routes, their descriptions, and the form of their errors."""
 
 from __future__ import annotations
 

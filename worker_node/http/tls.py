@@ -70,19 +70,19 @@ class ServerTls:
         connection.context = self._current
 
     def _state(self) -> list[tuple[int, int] | None]:
-        return [_stamp(path) for path in (self._cert, self._key, self._client_ca)]
+        """Time and size of each file; None where there is none."""
+        state: list[tuple[int, int] | None] = []
+        for path in (self._cert, self._key, self._client_ca):
+            try:
+                found = path.stat() if path is not None else None
+            except OSError:
+                found = None
+            state.append(found and (found.st_mtime_ns, found.st_size))
+        return state
 
 
 def _no_password() -> str:
     raise ValueError("the key is encrypted: a node needs one without a password, in a file that only its user can read")
-
-
-def _stamp(path: Path | None) -> tuple[int, int] | None:
-    try:
-        found = path.stat() if path is not None else None
-    except OSError:
-        return None
-    return (found.st_mtime_ns, found.st_size) if found is not None else None
 
 
 def _why(error: Exception) -> str:

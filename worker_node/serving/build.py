@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
+import json
 import logging
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,12 +40,12 @@ from worker_node.engines.watchdog import LivenessLimits
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
-from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel
-from worker_node.models.passports import Standing
+from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel, content_hash
+from worker_node.models.npu_rules import problem_on_npu
+from worker_node.models.passports import NOT_CERTIFIED, Identity, PassportStore, Standing, standing
 from worker_node.models.store import ModelStore, apparent_kind, open_directory
 from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission
-from worker_node.serving.certified import known_problem, refusal, standing_of
 from worker_node.serving.task import EnginePlan, ServedTask, Target, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 from worker_node.settings.model import VectorOptions
@@ -51,7 +53,6 @@ from worker_node.settings.model import VectorOptions
 log = logging.getLogger(__name__)
 
 PREPARED = "prepared"
-_HASHED = (MANIFEST_FILE, MODEL_FILE)
 HOST = "host"
 _SHARE = 0.8
 # Measured: beside reranking or speech a chat's tokens take 1.3 times as long, and 2 to 2.7 times at equal priority.
@@ -79,6 +80,11 @@ class Machine:
     def emulates(self, device: Device) -> bool:
         """Whether the device is an emulated NPU."""
         return self.npu.emulated and device is Device.NPU
+
+    def target(self, installed: InstalledModel, wanted: ModelSettings, device: Device) -> Target:
+        """The model on one of the devices."""
+        memory = self.settings.memory_budget or machine_memory().total
+        return Target(installed, wanted, device, self.emulates(device), memory)
 
 
 def configured_models(machine: Machine) -> list[ServedModel | FailedModel]:
@@ -169,7 +175,7 @@ def build_model(
     for plan in plans:
         canary = task.canary(model, wanted, plan.engine)
         examination = no_canary if canary is None else guard(canary)
-        placements.append(_placement(task, plan, installed, wanted, machine, examination, suspects))
+        placements.append(_placement(task, plan, machine, examination, suspects))
     model.placements, model.excluded = tuple(placements), excluded
     model.aliases, model.idle_unload_s = wanted.aliases, wanted.idle_unload_s
     return model
@@ -238,15 +244,13 @@ def not_installed(name: str, store: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
-    """One placement before it exists. `chosen` are the options that the settings set, with the engine's values."""
+    """One placement before it exists. `notes` are warnings for the operator."""
 
+    target: Target
     engine: EnginePlan
-    device: Device
-    emulated: bool
     eager: bool
     standing: Standing
     notes: tuple[str, ...]
-    chosen: Mapping[str, Any]
 
 
 def plan_model(
@@ -264,37 +268,36 @@ def plan_model(
         raise ConfigurationError(
             f"{installed.id}: OpenVINO sees no device that it may use ({machine.probe.error or 'see devices'})"
         )
-    devices = [place.device for place in places]
     plans: list[PlacementPlan] = []
     excluded: list[ExcludedPlacement] = []
     for place in places:
-        device, emulated = place.device, machine.emulates(place.device)
-        standing = standing_of(installed, wanted, device, machine.probe, machine.settings)
+        target = machine.target(installed, wanted, place.device)
+        standing = standing_of(installed, wanted, place.device, machine.probe, machine.settings)
         problem = refusal(standing, required=machine.settings.require_certified)
-        if problem is None and not emulated:
-            problem = known_problem(installed, wanted, device, machine.probe)
+        if problem is None and not target.emulated:
+            problem = known_problem(installed, wanted, place.device, machine.probe)
         if problem is not None:
-            excluded.append(ExcludedPlacement(device, emulated, standing, problem))
+            excluded.append(ExcludedPlacement(place.device, target.emulated, standing, problem))
             continue
         engine = plan_engine(task, installed, wanted, place, machine)
-        unused = sorted(_unused(installed.kind, wanted, device, devices))
-        known = options_of(type(engine.options)).keys()
-        plans.append(
-            PlacementPlan(
-                engine=engine,
-                device=device,
-                emulated=emulated,
-                # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.
-                eager=place.load == "eager" or (place.load is None and not plans),
-                standing=standing,
-                notes=(
-                    *(f"{name} is ignored: the engine for {device} has no use for it" for name in unused),
-                    *engine.notes,
-                ),
-                chosen={name: getattr(engine.options, name) for name in known if name in wanted.options},
-            )
+        ignored = tuple(
+            f"{name} is ignored: the engine for {place.device} has no use for it"
+            for name in _unused(target, beside=[each.device for each in places])
         )
+        # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.
+        eager = place.load == "eager" or (place.load is None and not plans)
+        plans.append(PlacementPlan(target, engine, eager, standing, (*ignored, *engine.notes)))
     return plans, excluded
+
+
+def _unused(target: Target, beside: Collection[Device]) -> list[str]:
+    """The given options that other engines for this kind of model have, but not the one for this device."""
+    kind = target.installed.kind
+    every = {name for owner in engines() if owner.task == kind for name in options_of(owner)}
+    used = set(options_of(engine_for(kind, target.device)))
+    if target.device is not Device.NPU and Device.NPU in beside:
+        used |= options_of(engine_for(kind, Device.NPU)).keys()  # they are for the other placement
+    return sorted((target.wanted.options.keys() & every) - used)
 
 
 def plan_engine(
@@ -305,8 +308,7 @@ def plan_engine(
     given = replace(wanted.of(engine_for(installed.kind, place.device)), plugin_config=dict(place.plugin_config))
     if place.device is Device.NPU and isinstance(given, NpuOptions):
         given = replace(given, busy_counter=str(npu.busy_counter), stand_in=npu.stand_in)
-    target = Target(installed, wanted, place.device, machine.emulates(place.device), _memory(settings))
-    plan = task.plan(given, target)
+    plan = task.plan(given, machine.target(installed, wanted, place.device))
     if wanted.max_outstanding is not None:
         plan = replace(plan, admission=replace(plan.admission, max_outstanding=wanted.max_outstanding))
     if place.device is Device.NPU:
@@ -315,17 +317,12 @@ def plan_engine(
 
 
 def _placement(
-    task: ServedTask[Any],
-    plan: PlacementPlan,
-    installed: InstalledModel,
-    wanted: ModelSettings,
-    machine: Machine,
-    canary: Canary,
-    suspects: Suspects,
+    task: ServedTask[Any], plan: PlacementPlan, machine: Machine, canary: Canary, suspects: Suspects
 ) -> Placement:
     """Make what was planned; no engine is started."""
-    engine, device, proven = plan.engine, plan.device, plan.standing.passport
-    options, problem = _with_directories(task, plan, installed, wanted, machine)
+    engine, target, proven = plan.engine, plan.target, plan.standing.passport
+    installed, wanted, device = target.installed, target.wanted, target.device
+    options, problem = _with_directories(task, plan, machine)
     notes = plan.notes if problem is None else (*plan.notes, problem)
     for note in notes:
         log.warning("%s on %s: %s", installed.id, device, note)
@@ -343,10 +340,11 @@ def _placement(
         device=device,
         runner=options.runner,
         options=asdict(options),
-        emulated=plan.emulated,
+        emulated=target.emulated,
         loads=None if blobs is None else f"the blobs in {blobs}",
         nice=machine.settings.engine_nice + (_NICE_BESIDE_CHATS if yields else 0),
     )
+    compiled = blobs is not None or (options.cache_dir is not None and any(Path(options.cache_dir).glob("*.blob")))
     return Placement(
         device=device,
         engine=Engine(spec, canary, _engine_limits(machine.settings), suspects=suspects),
@@ -354,10 +352,10 @@ def _placement(
         prompt_limit=limit,
         total_limit=engine.total_limit,
         standing=plan.standing,
-        emulated=plan.emulated,
+        emulated=target.emulated,
         on_demand=not plan.eager or wanted.idle_unload_s is not None,
         notes=notes,
-        options=plan.chosen,
+        options={name: getattr(options, name) for name in options_of(type(options)) if name in wanted.options},
         lacks=engine.lacks,
         parts=engine.parts,
         suspects=suspects,
@@ -365,38 +363,26 @@ def _placement(
         estimate=engine.memory,
         weights=installed.size,
         pinned=plan.eager and wanted.idle_unload_s is None,
-        pool=memory_pool(machine.probe, device),
-        cold=device is Device.NPU and not plan.emulated and not _compiled(options),
+        pool=HOST if _own_memory(machine.probe, device) is None else device.value,
+        cold=device is Device.NPU and not target.emulated and not compiled,
     )
 
 
-def _with_directories(
-    task: ServedTask[Any], plan: PlacementPlan, installed: InstalledModel, wanted: ModelSettings, machine: Machine
-) -> tuple[EngineOptions, str | None]:
+def _with_directories(task: ServedTask[Any], plan: PlacementPlan, machine: Machine) -> tuple[EngineOptions, str | None]:
     """The planned options with the directories for compiled models, and why there can be no cache."""
-    options = plan.engine.options
-    compiled_ahead = False
+    options, target, export = plan.engine.options, plan.target, machine.export_blobs
     if isinstance(options, BlobOptions):
-        export = machine.export_blobs
         options = replace(options, export_blobs=None if export is None else str(export))
-        compiled_ahead = options.blobs is not None
-    if compiled_ahead or machine.export_blobs is not None:
+        if options.blobs is not None:
+            return options, None
+    if export is not None or target.device is Device.CPU or (target.emulated and not task.keeps_emulated):
         return options, None
-    if plan.device is Device.CPU or (plan.emulated and not task.keeps_emulated):
-        return options, None
-    root = wanted.compile_cache or machine.settings.compile_cache
+    root = target.wanted.compile_cache or machine.settings.compile_cache
     try:
-        kept = compile_cache.prepare(root.expanduser(), _cache_key(installed, plan, machine))
+        kept = compile_cache.prepare(root.expanduser(), _cache_key(plan, machine))
     except OSError as error:
         return options, f"nothing compiled is kept: {root} cannot be written ({error.strerror})"
     return replace(options, cache_dir=str(kept)), None
-
-
-def _compiled(options: EngineOptions) -> bool:
-    """Whether what is compiled for the engine is there already."""
-    if isinstance(options, BlobOptions) and options.blobs is not None:
-        return True
-    return options.cache_dir is not None and any(Path(options.cache_dir).glob("*.blob"))
 
 
 def _engine_limits(settings: NodeSettings) -> EngineLimits:
@@ -409,40 +395,25 @@ def _engine_limits(settings: NodeSettings) -> EngineLimits:
             crash_window_s=settings.crash_window_s,
             quarantine_s=settings.quarantine_s,
         ),
-        growth=growth_limits(settings.engine_memory_growth),
+        growth=GrowthLimits(settings.engine_memory_growth or default_growth(machine_memory().total)),
     )
 
 
-def _cache_key(installed: InstalledModel, plan: PlacementPlan, machine: Machine) -> compile_cache.CacheKey:
-    device, emulated = plan.device, plan.emulated
+def _cache_key(plan: PlacementPlan, machine: Machine) -> compile_cache.CacheKey:
+    installed, device, emulated = plan.target.installed, plan.target.device, plan.target.emulated
     info = machine.probe.find(device)
     properties = info.properties if info is not None and not emulated else {}
     # A manifest names the weights by their hashes; without one, two sets of them may share a graph and a name.
     stamped = () if (installed.path / MANIFEST_FILE).is_file() else (WEIGHTS_FILE,)
     return compile_cache.CacheKey(
         model=installed.id,
-        model_hash=compile_cache.model_hash(installed.path, _HASHED, stamped),
+        model_hash=compile_cache.model_hash(installed.path, (MANIFEST_FILE, MODEL_FILE), stamped),
         device=f"{device}-emulated" if emulated else device.value,
         openvino=machine.probe.openvino or "unknown",
         driver=properties.get("NPU_DRIVER_VERSION"),
         compiler=properties.get("NPU_COMPILER_VERSION"),
         lengths=plan.engine.lengths,
     )
-
-
-def _memory(settings: NodeSettings) -> int | None:
-    if settings.memory_budget is not None:
-        return settings.memory_budget
-    return machine_memory().total
-
-
-def _unused(kind: str, wanted: ModelSettings, device: Device, beside: Collection[Device]) -> set[str]:
-    """The options that other engines for this kind of model have, but not the one for this device."""
-    every = {name for owner in engines() if owner.task == kind for name in options_of(owner)}
-    used = set(options_of(engine_for(kind, device)))
-    if device is not Device.NPU and Device.NPU in beside:
-        used |= options_of(engine_for(kind, Device.NPU)).keys()  # they are for the other placement
-    return (wanted.options.keys() & every) - used
 
 
 def check_options(installed: InstalledModel, wanted: ModelSettings) -> None:
@@ -455,16 +426,6 @@ def check_options(installed: InstalledModel, wanted: ModelSettings) -> None:
         raise wanted.error(
             foreign[0], f"{', '.join(foreign)} cannot be used by an engine for {installed.kind}; {remedy}"
         )
-
-
-def growth_limits(growth: int | None) -> GrowthLimits:
-    """Return how far an engine process may grow, in bytes; `growth` None is a share of the machine's memory."""
-    return GrowthLimits(growth or default_growth(machine_memory().total))
-
-
-def memory_pool(probe: Probe, device: Device) -> str:
-    """The pool that models on a device take memory from: the host's, or a discrete GPU's own."""
-    return device.value if _own_memory(probe, device) is not None else HOST
 
 
 def memory_budgets(wanted: int | None, probe: Probe) -> dict[str, int | None]:
@@ -481,3 +442,66 @@ def _own_memory(probe: Probe, device: Device) -> int | None:
         return None
     total = info.properties.get(_TOTAL_MEMORY)
     return int(total) if total is not None and total.isdecimal() else None
+
+
+# What passports say of placements: which may be used, and how far.
+
+
+def passport_store(settings: NodeSettings) -> PassportStore:
+    """That of the settings."""
+    directory = settings.passports or settings.model_store.expanduser().parent / "passports"
+    return PassportStore(directory, settings.trusted_keys)
+
+
+def identity_of(
+    installed: InstalledModel, wanted: ModelSettings, device: Device, probe: Probe, settings: NodeSettings
+) -> Identity:
+    """What a passport for the model on the device is bound to. Reads all of the model's weights, once in a process."""
+    emulated = device is Device.NPU and settings.npu_emulation
+    info = probe.find("CPU" if emulated else device.value)
+    properties = info.properties if info is not None else {}
+    place = next((place for place in wanted.placements or () if place.device is device), None)
+    given: list[Any] = [dict(wanted.options), {} if place is None else dict(place.plugin_config or {})]
+    named = properties.get("DEVICE_ARCHITECTURE") if device is Device.NPU else properties.get("FULL_DEVICE_NAME")
+    return Identity(
+        model=installed.id,
+        model_hash=content_hash(installed.path),
+        device=device.value,
+        architecture="emulated" if emulated else named or "unknown",
+        driver="" if emulated else properties.get("NPU_DRIVER_VERSION") or "",
+        compiler="" if emulated else properties.get("NPU_COMPILER_VERSION") or "",
+        openvino=probe.openvino or "unknown",
+        settings_hash=hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest(),
+        emulated=emulated,
+    )
+
+
+def standing_of(
+    installed: InstalledModel, wanted: ModelSettings, device: Device, probe: Probe, settings: NodeSettings
+) -> Standing:
+    """What the passports say of the model on the device."""
+    store = passport_store(settings)
+    found = store.of(installed.id, device.value)
+    if not found:
+        return NOT_CERTIFIED
+    return standing(found, identity_of(installed, wanted, device, probe, settings))
+
+
+def known_problem(installed: InstalledModel, wanted: ModelSettings, device: Device, probe: Probe) -> str | None:
+    """What others report of the model on a real device like this one; None if nothing, or if the settings allow it."""
+    if device is not Device.NPU or wanted.allow_known_bad:
+        return None
+    info = probe.find(device.value)
+    known = {} if info is None else info.properties
+    return problem_on_npu(installed, known.get("DEVICE_ARCHITECTURE") or "unknown", known.get("NPU_DRIVER_VERSION"))
+
+
+def refusal(found: Standing, *, required: bool) -> str | None:
+    """Why a placement is not used, or None. A failure that has expired is no reason."""
+    if found.state == "failed":
+        return f"its certification {found.reason}"
+    if required and found.state not in {"certified", "limited"}:
+        return f"require_certified is set, and it is {found.state} ({found.reason}); run: npu-node certify"
+    if required and found.passport is not None and found.passport.emulated:
+        return "require_certified is set, and its passport is of an emulated NPU"
+    return None

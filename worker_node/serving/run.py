@@ -217,11 +217,13 @@ class Execution:
     @asynccontextmanager
     async def _on_engine(self, placement: Placement, key: Callable[[], bytes]) -> AsyncIterator[None]:
         """One attempt's use of the engine. `key` returns the request's digest, computed only if it is needed."""
-        suspected = self._suspected(key)
+        suspects = placement.suspects
+        suspected = bool(suspects) and key() in suspects
         if suspected:
             self._refuse(key)
         async with placement.isolation.use(self._context.deadline, exclusive=suspected):
-            self._refuse(key)  # another of its kind may have had its turn before
+            if suspects:
+                self._refuse(key)  # another of its kind may have had its turn before
             yield
 
     def _refuse(self, key: Callable[[], bytes]) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
+    PlainValidator,
     PrivateAttr,
-    TypeAdapter,
     ValidationError,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -87,6 +88,48 @@ class PlacementSettings(BaseModel):
         return value
 
 
+def known_options() -> dict[str, Declared]:
+    """Every option by the names that are taken for it."""
+    found: dict[str, Declared] = {}
+    for owner in declarations():
+        for declared in options_of(owner).values():
+            found |= dict.fromkeys((declared.name, *declared.option.also), declared)
+    return found
+
+
+def _validated(values: Any) -> dict[str, Any]:
+    """The values of known options by their own names; None counts as not given.
+
+    Raises ValidationError with every wrong value.
+    """
+    known, names = known_options(), dict[str, str]()
+    for name in values:
+        own = known[name].name
+        if own in names:
+            wrong = custom_error("twice", (name,), f"{own} is given twice, under two names")
+            raise ValidationError.from_exception_data("options", [wrong], hide_input=True)
+        names[own] = name
+    given = {name: value for name, value in values.items() if value is not None}
+    checked = _model_of(declarations()).model_validate(given)
+    return {own: getattr(checked, own) for own, name in names.items() if name in given}
+
+
+@functools.cache
+def _model_of(owners: tuple[type[Options], ...]) -> type[BaseModel]:
+    """The model that validates the options of these declarations."""
+    fields: dict[str, Any] = {}
+    for owner in owners:
+        for name, declared in options_of(owner).items():
+            aliases = AliasChoices(name, *declared.option.also)
+            fields[name] = (declared.annotation, Field(default=None, validation_alias=aliases))
+    return create_model("Options", __config__=ConfigDict(hide_input_in_errors=True, protected_namespaces=()), **fields)
+
+
+def custom_error(kind: str, path: tuple[str | int, ...], message: str) -> InitErrorDetails:
+    """A problem at `path` for `ValidationError.from_exception_data`, with this message as it stands."""
+    return InitErrorDetails(type=PydanticCustomError(kind, "{message}", {"message": message}), loc=path, input=None)
+
+
 class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
     """A model to serve, with the options of its engines (`options`), which are keys of the same table.
 
@@ -94,7 +137,7 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
     model has is refused.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     name: str = Field(
         description="the model's name, as `npu-node list` lists it; with a path any name; default: that of the "
@@ -127,13 +170,13 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
     compile_cache: Path | None = Field(
         default=None, description="where what is compiled for it is kept; default: the node's"
     )
-    options: Mapping[str, Any] = {}
+    options: Annotated[Mapping[str, Any], PlainValidator(_validated)] = {}
 
     _origin: str = PrivateAttr(default="")
 
     def of(self, owner: type[O]) -> O:
         """The options of a declaration; what is left open has its default."""
-        return owner(**select(owner, self.options))
+        return owner(**{name: value for name, value in self.options.items() if name in options_of(owner)})
 
     def error(self, key: str, message: str) -> ConfigurationError:
         """The error that the value of a key cannot be used, with its file and path."""
@@ -148,29 +191,20 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
         """Where settings come from makes no difference to the model."""
         return isinstance(other, ModelSettings) and dict(self) == dict(other)
 
-    @model_validator(mode="wrap")
+    @model_validator(mode="before")
     @classmethod
-    def _with_options(cls, data: Any, handler: ModelWrapValidatorHandler[ModelSettings]) -> ModelSettings:
-        """Keys that are declared options go to `options`; all problems are raised together."""
+    def _with_options(cls, data: Any) -> Any:
+        """Keys that are declared options go to `options`."""
         if not isinstance(data, Mapping):
-            return handler(data)
-        known = known_options()
-        wrong = [custom_error("extra_forbidden", ("options",), "unknown key")] if "options" in data else []
-        data = _named_as_here(data, wrong)
-        core = {key: value for key, value in data.items() if key not in known and key != "options"}
+            return data
+        if "options" in data:
+            wrong = custom_error("extra_forbidden", ("options",), "unknown key")
+            raise ValidationError.from_exception_data(cls.__name__, [wrong], hide_input=True)
+        known, data = known_options(), _named_as_here(data)
+        core = {key: value for key, value in data.items() if key not in known}
         if "name" not in core and core.get("path"):
             core["name"] = Path(core["path"]).name.lower()
-        try:
-            core["options"] = validated({key: value for key, value in data.items() if key in known})
-        except ValidationError as error:
-            wrong += _repeated(error)
-        try:
-            model = handler(core)
-        except ValidationError as error:
-            wrong = _repeated(error) + wrong
-        if wrong:
-            raise ValidationError.from_exception_data(cls.__name__, wrong, hide_input=True)
-        return model
+        return core | {"options": {key: value for key, value in data.items() if key in known}}
 
     @field_validator("placements")
     @classmethod
@@ -189,7 +223,7 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
         return value
 
 
-def _named_as_here(table: Mapping[str, Any], wrong: list[InitErrorDetails]) -> dict[str, Any]:
+def _named_as_here(table: Mapping[str, Any]) -> dict[str, Any]:
     """The table with the NPU's properties in `plugin_config` moved to the settings of the same meaning.
 
     OpenVINO Model Server has `plugin_config` beside one device; here it moves to the placement of that device.
@@ -200,6 +234,7 @@ def _named_as_here(table: Mapping[str, Any], wrong: list[InitErrorDetails]) -> d
     tables = [{"device": place} if isinstance(place, str) else place for place in places]
     if len(tables) == 1 and isinstance(tables[0], dict) and "plugin_config" in found:
         tables[0] = {"plugin_config": found.pop("plugin_config"), **tables[0]}
+    wrong = []
     for index, place in enumerate(tables):
         config = place.get("plugin_config") if isinstance(place, dict) and place.get("device") == Device.NPU else None
         if not isinstance(config, dict):
@@ -211,55 +246,6 @@ def _named_as_here(table: Mapping[str, Any], wrong: list[InitErrorDetails]) -> d
                 wrong.append(custom_error("twice", ("placements", index, "plugin_config", native), clash))
         left = {name: value for name, value in config.items() if name not in SETTING_OF}
         tables[index] = place | {"plugin_config": left}
-    return found | {"placements": tables}
-
-
-def known_options() -> dict[str, Declared]:
-    """Every option by the names that are taken for it."""
-    found: dict[str, Declared] = {}
-    for owner in declarations():
-        for declared in options_of(owner).values():
-            found |= dict.fromkeys((declared.name, *declared.option.also), declared)
-    return found
-
-
-def validated(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of known options by their own names; None counts as not given.
-
-    Raises ValidationError with every wrong value.
-    """
-    known, found, wrong = known_options(), dict[str, Any](), list[InitErrorDetails]()
-    for name, value in values.items():
-        declared = known[name]
-        if declared.name in found:
-            wrong.append(custom_error("twice", (name,), f"{declared.name} is given twice, under two names"))
-        elif value is not None:
-            try:
-                found[declared.name] = _adapter(declared.annotation).validate_python(value)
-            except ValidationError as error:
-                wrong += _repeated(error, name)
     if wrong:
-        raise ValidationError.from_exception_data("options", wrong, hide_input=True)
-    return found
-
-
-def select(owner: type[O], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the validated values that are options of `owner`."""
-    options = options_of(owner)
-    return {name: value for name, value in values.items() if name in options}
-
-
-@functools.cache
-def _adapter(annotation: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(annotation, config=ConfigDict(hide_input_in_errors=True))
-
-
-def custom_error(kind: str, path: tuple[str | int, ...], message: str) -> InitErrorDetails:
-    """A problem at `path` for `ValidationError.from_exception_data`, with this message as it stands."""
-    return InitErrorDetails(type=PydanticCustomError(kind, "{message}", {"message": message}), loc=path, input=None)
-
-
-def _repeated(error: ValidationError, *path: str | int) -> list[InitErrorDetails]:
-    """The problems of an error that was raised, below `path`, to be raised with others."""
-    details = error.errors(include_input=False, include_url=False)
-    return [custom_error(detail["type"], (*path, *detail["loc"]), detail["msg"]) for detail in details]
+        raise ValidationError.from_exception_data("placements", wrong, hide_input=True)
+    return found | {"placements": tables}

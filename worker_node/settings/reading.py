@@ -72,8 +72,9 @@ def _has_below(path: Sequence[str | int], paths: Sequence[Sequence[str | int]]) 
 
 
 def _key(path: Sequence[str | int]) -> str:
-    """`models[1].placements[0].device`."""
-    return "".join(f"[{element}]" if isinstance(element, int) else f".{element}" for element in path).lstrip(".")
+    """`models[1].placements[0].device`; options of a model are keys of the same table."""
+    keys = [element for element in path[:-1] if element != "options"] + list(path[-1:])
+    return "".join(f"[{element}]" if isinstance(element, int) else f".{element}" for element in keys).lstrip(".")
 
 
 def _message(detail: ErrorDetails) -> str:

@@ -12,6 +12,7 @@ from tests.support.application import application
 from tests.support.writing import WRITER, WritingEngine, writing_models
 from worker_node.http.connection import ConnectionLimits, Connections
 from worker_node.http.errors import error_response
+from worker_node.tasks.generate.answer import detokenizer
 from worker_node.tasks.generate.messages import TokenDelta
 
 TEXT = "One two three."
@@ -66,7 +67,7 @@ class PausingEngine(WritingEngine):
         self.open = 0
 
     async def generate(self, job):
-        prompt = self.tokenizer.detokenizer().push(memoryview(job.tokens).cast("i").tolist())
+        prompt = detokenizer(self.tokenizer).push(memoryview(job.tokens).cast("i").tolist())
         cut = CUT.search(prompt)
         stop = int(cut[1]) if cut else 2
         self.open += 1

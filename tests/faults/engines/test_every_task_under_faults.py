@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.faults.engines.test_engine_faults import QUICK, no_canary, until
+from tests.faults.engines.test_engine_faults import QUICK, eventually, no_canary, until
 from tests.support.scripted_runner import RUNNER
 from tests.support.task_models import MODELS, placement, request, said
 from worker_node.app import make_app
@@ -55,9 +55,7 @@ async def test_a_dead_engine_is_answered_for_within_each_deadline_and_nothing_is
                 return reply.status, reply.headers, await reply.json()
 
         async def holding(name, count):
-            async with asyncio.timeout(60):
-                while engines[name].status.in_flight < count:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: engines[name].status.in_flight >= count)
 
         wanted = {name: said(name, (await send(name, "dark"))[2]) for name in engines}
         # Stopped, so that each holds its requests when it dies.

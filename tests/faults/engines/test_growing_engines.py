@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.faults.engines.rerun_model import serving
-from tests.faults.engines.test_engine_faults import QUICK, no_canary
+from tests.faults.engines.test_engine_faults import QUICK, eventually, no_canary
 from tests.support.scripted_runner import STALL
 from worker_node.core.errors import DeadlineExceeded, EngineDied
 from worker_node.core.types import Device
@@ -71,12 +71,6 @@ class Bench:
         status = self.engine.status
         assert (status.restarts, status.wrong) == (0, 0)
         assert not self.model.placements[0].suspects
-
-
-async def eventually(condition):
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def gone(pid):

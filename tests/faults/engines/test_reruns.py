@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tests.faults.engines.rerun_model import LIMITS, holding, serving
-from tests.faults.engines.test_engine_faults import until
+from tests.faults.engines.test_engine_faults import eventually, until
 from tests.support.scripted_runner import EATER
 from worker_node.core.errors import EngineDied, EngineUnavailable, RequestBreaksEngine
 from worker_node.core.types import Device
@@ -33,6 +33,9 @@ async def test_calls_that_come_while_the_engine_is_started_again_are_answered_to
         assert model.placements[0].admission.outstanding == 0
 
 
+SLOW = EngineLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
+
+
 @contextmanager
 def kernel(model):
     """Yields what sends the model's engines an announcement of the kernel, over a real datagram socket."""
@@ -48,9 +51,7 @@ def kernel(model):
 
 
 async def holds(engine, jobs=1):
-    async with asyncio.timeout(30):
-        while engine.status.in_flight < jobs:
-            await asyncio.sleep(0.002)
+    await eventually(lambda: engine.status.in_flight >= jobs)
 
 
 async def test_what_the_engine_holds_when_the_npu_is_recovered_is_run_again():
@@ -73,22 +74,18 @@ async def test_a_stream_that_has_begun_ends_with_an_error_when_the_npu_is_recove
             await model.answer(*range(1, 300), on_first=announce)
 
 
-async def test_a_job_whose_caller_reads_the_counter_fails_when_the_npu_is_recovered():
+@pytest.mark.parametrize("recovery", [True, False], ids=["the NPU is recovered", "the engine is killed"])
+async def test_a_job_whose_caller_reads_the_counter_is_not_run_again(recovery):
     async with holding(Device.NPU) as model:
         with kernel(model) as announce:
             answer = asyncio.create_task(model.answer(1, 2, own_proof=True))
-            await holds(model.engines[0])
-            announce()
-            with pytest.raises(EngineDied, match="recovered"):
+            if recovery:
+                await holds(model.engines[0])
+                announce()
+            else:
+                await model.kill()
+            with pytest.raises(EngineDied, match="recovered" if recovery else "killed"):
                 await answer
-
-
-async def test_a_call_whose_caller_reads_the_counter_is_not_run_again():
-    async with holding() as model:
-        answer = asyncio.create_task(model.answer(1, 2, own_proof=True))
-        await model.kill()
-        with pytest.raises(EngineDied):
-            await answer
 
 
 @pytest.mark.parametrize("announce", [True, False], ids=["calls are announced", "they are not"])
@@ -126,9 +123,7 @@ async def test_a_kill_for_memory_long_before_the_end_of_an_engine_is_not_taken_f
 
     async with holding(limits=replace(LIMITS, oom_window_s=0.01), memory=MemoryReader(lambda _: 0, oom_kills)) as model:
         answer = asyncio.create_task(model.answer(1, 2))
-        async with asyncio.timeout(60):
-            while len(looks) < 6:
-                await asyncio.sleep(0.002)
+        await eventually(lambda: len(looks) >= 6)
         await model.kill()
         assert await answer == ([1, 2], Device.CPU)
         assert not model.placements[0].suspects
@@ -136,8 +131,7 @@ async def test_a_kill_for_memory_long_before_the_end_of_an_engine_is_not_taken_f
 
 
 async def test_it_is_run_on_the_next_placement_if_that_is_up():
-    slow = EngineLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
-    async with holding(Device.NPU, Device.CPU, limits=slow) as model:
+    async with holding(Device.NPU, Device.CPU, limits=SLOW) as model:
         answer = asyncio.create_task(model.answer(1, 2))
         await model.kill()
         assert await answer == ([1, 2], Device.CPU)
@@ -157,8 +151,7 @@ async def test_after_the_first_token_nothing_is_run_again():
 
 
 async def test_a_deadline_that_the_restart_would_outlast_ends_the_call():
-    slow = EngineLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
-    async with holding(limits=slow) as model:
+    async with holding(limits=SLOW) as model:
         answer = asyncio.create_task(model.answer(1, 2, seconds=20.0))
         await model.kill()
         async with asyncio.timeout(15):
@@ -169,8 +162,7 @@ async def test_a_deadline_that_the_restart_would_outlast_ends_the_call():
 
 @pytest.mark.parametrize("end", ["cancelled", "stopped"])
 async def test_a_call_that_waits_for_a_restart_ends_when_its_caller_leaves_or_the_node_stops(end):
-    slow = EngineLimits(restart=RestartLimits(first_backoff_s=30.0), stop_timeout_s=1.0)
-    async with holding(limits=slow) as model:
+    async with holding(limits=SLOW) as model:
         answer = asyncio.create_task(model.answer(1, 2))
         await model.kill()
         await until(model.engines[0], EngineState.BACKING_OFF)

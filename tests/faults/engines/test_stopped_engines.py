@@ -8,11 +8,12 @@ import asyncio
 import os
 import signal
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 
 import pytest
 
 from tests.faults.engines.rerun_model import Model, serving
-from tests.faults.engines.test_engine_faults import HANG_S, QUICK, collect, until
+from tests.faults.engines.test_engine_faults import HANG_S, QUICK, collect, eventually, until
 from tests.support.scripted_runner import WEDGE
 from worker_node.core.errors import DeadlineExceeded, RequestBreaksEngine, Retryable
 from worker_node.core.types import Device
@@ -27,19 +28,7 @@ SHORT_S = 0.5
 
 
 async def holding(engine, count):
-    async with asyncio.timeout(60):
-        while engine.status.in_flight < count or engine.status.state is not EngineState.READY:
-            await asyncio.sleep(0.002)
-
-
-async def restarted(engine, times):
-    async with asyncio.timeout(60):
-        while engine.status.restarts < times:
-            await asyncio.sleep(0.01)
-
-
-def stop(engine):
-    os.kill(engine.status.pid, signal.SIGSTOP)
+    await eventually(lambda: engine.ready and engine.status.in_flight >= count)
 
 
 @pytest.mark.parametrize("phase", ["a prefill", "an embedding run"])
@@ -59,14 +48,14 @@ async def test_an_engine_that_is_stopped_at_work_keeps_nobody_beyond_a_deadline_
             leaving = asyncio.create_task(work(11, 60.0))
             # The one whose time is short may have had it.
             await holding(engine, 4)
-            stop(engine)
+            os.kill(engine.status.pid, signal.SIGSTOP)
             hold.unlink()
             leaving.cancel()
             with pytest.raises(DeadlineExceeded):
                 await short
             assert not any(task.done() for task in patient)
             assert len(await asyncio.gather(*patient)) == 3
-            await restarted(engine, times)
+            await eventually(lambda times=times: engine.status.restarts >= times)
             assert not model.placements[0].suspects, "no request can stop a process"
             assert model.placements[0].admission.outstanding == 0
         assert (await until(engine, EngineState.READY)).restarts == 3, "stopped from outside is no crash"
@@ -86,13 +75,7 @@ async def test_an_engine_that_is_stopped_or_killed_in_its_canary_is_started_agai
             hit.set()
         await question
 
-    limits = EngineLimits(
-        restart=QUICK,
-        stop_timeout_s=1.0,
-        canary_interval_s=0.05,
-        liveness=LivenessLimits(watchdog_s=HANG_S, run_timeout_s=HANG_S),
-    )
-    model = Model((Device.CPU,), limits, {"announce": True, "step_s": 0.005}, canary)
+    model = Model((Device.CPU,), replace(LIMITS, canary_interval_s=0.05), {"announce": True, "step_s": 0.005}, canary)
     (engine,) = model.engines
     engine.wake()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
@@ -24,7 +25,6 @@ from worker_node.tasks.embed.service import (
     INPUT_TYPES,
     EmbeddingModel,
     EmbeddingReply,
-    EmbeddingRequest,
     Vectors,
     declare_embedding_metrics,
     embed,
@@ -47,37 +47,36 @@ def _check_count(node: Node, count: int, param: str) -> None:
         raise BadRequest(f"{count} texts in one request; at most {most} are taken", param=param)
 
 
-def _json(body: bytes, reply: EmbeddingReply) -> web.Response:
-    return web.Response(body=body, content_type="application/json", charset="utf-8", headers=_headers(reply))
-
-
 # Rendering this many numbers as JSON takes about a millisecond; between chunks other requests get their turn.
 _NUMBERS_PER_CHUNK = 32_768
 
 
-async def json_items(vectors: Vectors, item: Callable[[int, Vectors], object]) -> bytes:
-    """Return the inside of a JSON list with what `item` makes of each row of `vectors` (n, d) and its index."""
-    count, dimensions = vectors.shape
+async def _with_vectors(
+    head: dict[str, Any], name: str, reply: EmbeddingReply, item: Callable[[int, Vectors], object]
+) -> web.Response:
+    """The reply with `head` and, by that name, the list of what `item` makes of each vector and its index."""
+    count, dimensions = reply.vectors.shape
     step = max(1, _NUMBERS_PER_CHUNK // max(1, dimensions))
     parts = []
     for start in range(0, count, step):
         if start:
             await asyncio.sleep(0)
-        items = [item(index, row) for index, row in enumerate(vectors[start : start + step], start)]
+        items = [item(index, row) for index, row in enumerate(reply.vectors[start : start + step], start)]
         parts.append(orjson.dumps(items, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
-    return b",".join(parts)
+    body = b'%s,"%s":[%s]}' % (orjson.dumps(head)[:-1], name.encode(), b",".join(parts))
+    return web.Response(body=body, content_type="application/json", charset="utf-8", headers=_headers(reply))
 
 
 def _plain(_index: int, row: Vectors) -> object:
     return row
 
 
-def _embedding(index: int, row: Vectors) -> object:
+def _openai(index: int, row: Vectors) -> object:
     return {"object": "embedding", "index": index, "embedding": row}
 
 
-def _embedding_base64(index: int, row: Vectors) -> object:
-    """As OpenAI has it: base64 of little-endian float32."""
+def _openai_base64(index: int, row: Vectors) -> object:
+    """With base64 of little-endian float32."""
     encoded = base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode()
     return {"object": "embedding", "index": index, "embedding": encoded}
 
@@ -97,15 +96,15 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
     context = request_context(request)
     body = await read_body(request, EmbeddingsBody)
     _check_count(node, len(body.texts), "texts")
-    wanted = EmbeddingRequest(
+    reply = await embed(
+        node.services,
         context,
-        tuple(body.texts),
+        body.texts,
         body.model,
         truncate=body.truncate,
         input_type=body.input_type,
         dimensions=body.dimensions,
     )
-    reply = await embed(node.services, wanted)
     if "application/octet-stream" in request.headers.get("Accept", ""):
         count, dimensions = reply.vectors.shape
         return web.Response(
@@ -125,14 +124,12 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
     }
     if reply.route.emulated:
         head["emulated"] = True
-    rows = await json_items(reply.vectors, _plain)
-    return _json(orjson.dumps(head)[:-1] + b',"embeddings":[' + rows + b"]}", reply)
+    return await _with_vectors(head, "embeddings", reply, _plain)
 
 
 Ids = Annotated[list[int], Field(min_length=1)]
 # OpenAI refuses an empty one.
 Text = Annotated[str, Field(min_length=1)]
-
 
 EMBEDDINGS: Table = {
     "add_special_tokens": Unsupported("send token ids for a text without special tokens", (True,)),
@@ -179,7 +176,8 @@ async def _openai_embeddings(request: web.Request) -> web.Response:
         raise UnsupportedParameter(
             f"normalize: the vectors of {model.id} are as it was trained to give them; leave it out", param="normalize"
         )
-    wanted = EmbeddingRequest(
+    reply = await embed(
+        node.services,
         context,
         texts,
         body.model,
@@ -187,12 +185,9 @@ async def _openai_embeddings(request: web.Request) -> web.Response:
         input_type=_input_type(request, body.input_type, model),
         dimensions=body.dimensions,
     )
-    reply = await embed(node.services, wanted)
     usage = {"prompt_tokens": reply.usage.prompt_tokens, "total_tokens": reply.usage.prompt_tokens}
-    head = orjson.dumps({"object": "list", "model": reply.route.model, "usage": usage})[:-1]
-    item = _embedding_base64 if body.encoding_format == "base64" else _embedding
-    items = await json_items(reply.vectors, item)
-    return _json(head + b',"data":[' + items + b"]}", reply)
+    head = {"object": "list", "model": reply.route.model, "usage": usage}
+    return await _with_vectors(head, "data", reply, _openai_base64 if body.encoding_format == "base64" else _openai)
 
 
 def _input_type(request: web.Request, given: str | None, model: EmbeddingModel) -> str | None:
@@ -207,80 +202,75 @@ def _input_type(request: web.Request, given: str | None, model: EmbeddingModel) 
     return None
 
 
-class EmbedBody(DialectBody):
+class OllamaBody(DialectBody):
+    """What both of Ollama's requests have."""
+
+    model: str
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive | None = None
+
+
+class EmbedBody(OllamaBody):
     """Body of POST /api/embed. A text that is too long is cut unless `truncate` is false.
 
     As with Ollama, `""` alone is no text, and only loads the model.
     """
 
-    model: str
     input: str | list[str]
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=0)] | None = None
-    options: OllamaOptions | None = None
-    keep_alive: KeepAlive | None = None
 
 
-class OllamaEmbeddingsBody(DialectBody):
+class OllamaEmbeddingsBody(OllamaBody):
     """Body of POST /api/embeddings. As with Ollama, an empty prompt only loads the model."""
 
-    model: str
     prompt: str
-    options: OllamaOptions | None = None
-    keep_alive: KeepAlive | None = None
 
 
 async def _embed(request: web.Request) -> web.Response:
     context = request_context(request)
     body = await read_body(request, EmbedBody)
-    texts = _one_or_none(body.input) if isinstance(body.input, str) else tuple(body.input)
-    reply = await _run(request, context, body, texts, truncate=body.truncate is not False)
+    texts = body.input if isinstance(body.input, list) else _one(body.input)
+    reply = await _run(request, context, body, texts, truncate=body.truncate is not False, dimensions=body.dimensions)
     head = {
         "model": body.model,
         "total_duration": round(reply.timing.total * 1e6),
         "load_duration": round(reply.loading_s * 1e9),
         "prompt_eval_count": reply.usage.prompt_tokens,
     }
-    rows = await json_items(reply.vectors, _plain)
-    return _json(orjson.dumps(head)[:-1] + b',"embeddings":[' + rows + b"]}", reply)
+    return await _with_vectors(head, "embeddings", reply, _plain)
 
 
 async def _ollama_embeddings(request: web.Request) -> web.Response:
     context = request_context(request)
     body = await read_body(request, OllamaEmbeddingsBody)
-    reply = await _run(request, context, body, _one_or_none(body.prompt), truncate=True)
-    return _json(orjson.dumps({"embedding": reply.vectors.ravel()}, option=orjson.OPT_SERIALIZE_NUMPY), reply)
+    reply = await _run(request, context, body, _one(body.prompt), truncate=True)
+    content = orjson.dumps({"embedding": reply.vectors.ravel()}, option=orjson.OPT_SERIALIZE_NUMPY)
+    return web.Response(body=content, content_type="application/json", charset="utf-8", headers=_headers(reply))
 
 
-def _one_or_none(text: str) -> tuple[str, ...]:
-    return (text,) if text else ()
+def _one(text: str) -> list[str]:
+    """The text, if there is one."""
+    return [text] if text else []
 
 
 async def _run(
     request: web.Request,
     context: RequestContext,
-    body: EmbedBody | OllamaEmbeddingsBody,
-    texts: tuple[str, ...],
+    body: OllamaBody,
+    texts: list[str],
     *,
     truncate: bool,
+    dimensions: int | None = None,
 ) -> EmbeddingReply:
     node = request.app[NODE]
     _check_count(node, len(texts), "input")
     model = await served(request, body.model)
-    wanted = (body.dimensions or None) if isinstance(body, EmbedBody) else None
     async with keeping(request, model, body.keep_alive):
-        return await embed(
-            node.services, EmbeddingRequest(context, texts, model.id, truncate=truncate, dimensions=wanted)
-        )
+        return await embed(node.services, context, texts, model.id, truncate=truncate, dimensions=dimensions or None)
 
 
 # The forms of replies with vectors, as /openapi.json describes them.
-
-
-class NativeUsage(Reply):
-    """Tokens in."""
-
-    prompt_tokens: int
 
 
 class Embeddings(Reply):
@@ -291,7 +281,7 @@ class Embeddings(Reply):
     dimensions: int
     space: str
     embeddings: list[list[float]]
-    usage: NativeUsage
+    usage: dict[str, int]
     timing_ms: dict[str, float | None]
     npu_busy_delta_us: int | None
 
@@ -329,35 +319,19 @@ class OllamaEmbedding(Reply):
     embedding: list[float]
 
 
+_route = partial(ApiOperation, "post", inference=True)
+
 API = TaskApi(
     operations=(
-        ApiOperation(
-            "post",
-            "/embeddings",
-            _embeddings,
-            "Embed texts",
-            {JSON: Embeddings, BINARY: None},
-            EmbeddingsBody,
-            inference=True,
-        ),
-        ApiOperation(
-            "post",
-            "/v1/embeddings",
-            _openai_embeddings,
-            "OpenAI: embed",
-            {JSON: OpenAIEmbeddings},
-            OpenAIEmbeddingsBody,
-            inference=True,
-        ),
-        ApiOperation("post", "/api/embed", _embed, "Ollama: embed", {JSON: OllamaEmbed}, EmbedBody, inference=True),
-        ApiOperation(
-            "post",
+        _route("/embeddings", _embeddings, "Embed texts", {JSON: Embeddings, BINARY: None}, EmbeddingsBody),
+        _route("/v1/embeddings", _openai_embeddings, "OpenAI: embed", {JSON: OpenAIEmbeddings}, OpenAIEmbeddingsBody),
+        _route("/api/embed", _embed, "Ollama: embed", {JSON: OllamaEmbed}, EmbedBody),
+        _route(
             "/api/embeddings",
             _ollama_embeddings,
             "Ollama: embed one text",
             {JSON: OllamaEmbedding},
             OllamaEmbeddingsBody,
-            inference=True,
         ),
     ),
     metrics=declare_embedding_metrics,

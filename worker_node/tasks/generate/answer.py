@@ -242,7 +242,7 @@ class Answer:
         prompt_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer()
+        self._detokenizer = detokenizer(tokenizer)
         self._sampling = sampling
         self._stop = StopMatcher(sampling.stop)
         self._parser = parser
@@ -411,13 +411,13 @@ class _In(Enum):
 
 
 class ReasoningFirst:
-    """Separates reasoning at the start of the answer from the rest, which goes to the next parser.
+    """Separates reasoning at the start of the answer from the rest, which goes to the parser that `answer` makes.
 
     `begun`: the prompt ends inside the reasoning, as with the templates of some models.
     """
 
-    def __init__(self, answer: Parser | None = None, *, begun: bool = False) -> None:
-        self._answer = answer
+    def __init__(self, answer: Callable[[], Parser] | None = None, *, begun: bool = False) -> None:
+        self._answer = None if answer is None else answer()
         self._in = _In.THOUGHT if begun else _In.START
         self._held = ""
 
@@ -474,10 +474,19 @@ def overlap(text: str, mark: str) -> int:
 
 
 class TokenTexts(Protocol):
-    """What an answer needs of its model's tokenizer."""
+    """What an answer needs of its model's tokenizer; `byte_table` are the bytes of each token, where it has such."""
 
-    def detokenizer(self) -> Detokenizer: ...
+    byte_table: Sequence[bytes] | None
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
     def piece(self, token: int) -> bytes: ...
+
+
+def detokenizer(tokenizer: TokenTexts) -> Detokenizer:
+    """Return a fresh detokenizer for one generation."""
+    if tokenizer.byte_table is not None:
+        return ByteDetokenizer(tokenizer.byte_table)
+    return WindowDetokenizer(tokenizer.decode)
 
 
 class Detokenizer(Protocol):

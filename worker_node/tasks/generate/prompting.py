@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -30,17 +30,18 @@ from worker_node.tasks.generate.images import (
     with_tags,
     without_tags,
 )
-from worker_node.tasks.generate.messages import GenerateJob, ImagePrompt, RawImage, Sampling
+from worker_node.tasks.generate.messages import EDGE_ONLY, GenerateJob, ImagePrompt, RawImage, Sampling
 from worker_node.tasks.generate.metrics import ImageMetrics
 from worker_node.tasks.generate.request import GenerationRequest, Image, Message, TokenIds, ToolUse
 from worker_node.tasks.generate.schemas import SchemaCompiler, answer_form
 from worker_node.tasks.generate.tokenization import LargeTexts
 from worker_node.tasks.generate.tool_calls import (
+    HERMES,
+    TOOL_FORMATS,
     BareCalls,
     CallsOrAnswer,
     ToolFormat,
     declaration,
-    tool_format,
     with_instructions,
 )
 
@@ -67,7 +68,8 @@ class Prompt:
 class PreparedGeneration:
     """A request with its model found and its prompt tokenized; it is neither routed nor run yet.
 
-    The `request` has the sampling that it left open filled in.
+    The `request` has the sampling that it left open filled in. Parts of it are `ignored`, by their places; fields that
+    ask for more than is available are `limited` to that.
     """
 
     request: GenerationRequest
@@ -75,23 +77,35 @@ class PreparedGeneration:
     prompt: Prompt
     grammar: str | None
     demand: Demand
+    ignored: Sequence[str] = ()
+    limited: Mapping[str, int] = field(default_factory=dict)
+
+    def most_tokens(self, placement: Placement) -> int:
+        """How many tokens the answer may have at a placement: no more than its window leaves."""
+        window = min(placement.total_limit, self.request.context_limit or placement.total_limit)
+        room = min(self.model.max_tokens_limit, window - self.prompt.count)
+        return min(room, self.request.sampling.max_new_tokens or room)
 
     def job(self, placement: Placement, *, stream: bool) -> GenerateJob:
-        """The job for the engine of `placement`: an answer has no more tokens than its window leaves."""
-        request, sampling = self.request, self.request.sampling
-        window = min(placement.total_limit, request.context_limit or placement.total_limit)
-        room = min(self.model.max_tokens_limit, window - self.prompt.count)
+        """The job for the engine of a placement."""
+        request = self.request
         return GenerateJob(
             id=0,
             tokens=np.asarray(self.prompt.tokens, TOKEN_DTYPE).tobytes(),
-            max_new_tokens=room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens),
+            max_new_tokens=self.most_tokens(placement),
             deadline=request.context.deadline,
-            sampling=sampling.for_engine(),
+            sampling=structs.replace(request.sampling, **EDGE_ONLY),
             interactive=request.context.interactive,
             grammar=self.grammar,
             seen=self.prompt.seen,
             streamed_until=request.context.ends if stream else 0.0,
         )
+
+
+def images_of(request: GenerationRequest) -> list[Image]:
+    """The images of a conversation in their order; none where the prompt is a text or token ids."""
+    turns = request.prompt if isinstance(request.prompt, tuple) else ()
+    return [image for turn in turns for image in turn.images]
 
 
 async def generation_model(
@@ -109,32 +123,29 @@ async def generation_model(
 
 
 async def prepare_generation(
-    services: Services, model: GenerationModel, request: GenerationRequest
+    services: Services, model: GenerationModel, request: GenerationRequest, images: Sequence[Image]
 ) -> PreparedGeneration:
     """Decode the images, compile the schema and tokenize the prompt.
 
     Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
     """
-    pixels = await _decode_images(services, model, request)
+    pixels = await _decode_images(services, model, request, images)
     grammar = request.grammar if isinstance(request.grammar, str) else None
-    if (form := answer_form(model.installed.family, request)) is not None:
-        grammar = await services.parts.of(SchemaCompiler).grammar(form, request.context)
-    if grammar is not None and request.sampling.beams:
-        raise UnsupportedParameter(
-            "use_beam_search: the form of an answer is not enforced; leave out tools and schemas, or this",
-            param="use_beam_search",
-        )
-    request = replace(request, sampling=checked_sampling(model, request))
+    ignored: Sequence[str] = ()
+    asks_for_form = request.grammar is not None or request.tool_use is not None
+    if asks_for_form and (form := answer_form(model.installed.family, request)) is not None:
+        grammar, ignored = await services.parts.of(SchemaCompiler).grammar(form, request.context.deadline)
+    sampling, without_effect = checked_sampling(model, request)
+    request = replace(request, sampling=sampling)
     prompt = await _Prompting(services, model, request, pixels).prompt()
     _check_amounts(model, request.sampling)
-    sampling, count = request.sampling, prompt.count
+    count = prompt.count
     # Room that the request could not use is no reason to leave a placement.
     room = min(request.context.min_new_tokens, sampling.max_new_tokens or request.context.min_new_tokens)
-    _check_window(model, request, count + room)
+    limited = _check_window(model, request, count + room)
     wanted: dict[Feature, bool] = {
         "n": sampling.choices > 1,
         "logprobs": sampling.logprobs,
-        "beam_search": sampling.beams > 0,
     }
     demand = Demand(
         model.installed.id,
@@ -145,13 +156,13 @@ async def prepare_generation(
         require=request.context.require_device,
         needs=frozenset(feature for feature, asked in wanted.items() if asked),
     )
-    return PreparedGeneration(request, model, prompt, grammar, demand)
+    return PreparedGeneration(request, model, prompt, grammar, demand, (*ignored, *without_effect), limited)
 
 
 async def count_prompt(services: Services, model: GenerationModel, request: GenerationRequest) -> int:
     """The tokens of a request's prompt; those of images are an estimate. Raises as `prepare_generation`."""
     try:
-        pixels = await _decode_images(services, model, request)
+        pixels = await _decode_images(services, model, request, images_of(request))
         return (await _Prompting(services, model, request, pixels).prompt()).count
     except NodeError as error:
         request.name_field(error)
@@ -188,7 +199,7 @@ class _Prompting:
         chat, deadline = model.tokenizer, request.context.deadline
         if request.think and not chat.can_think:
             raise UnsupportedParameter(f"think: {model.id} does not support thinking", param="think")
-        calls = tool_format(model.installed.family)
+        calls = TOOL_FORMATS.get(model.installed.family, HERMES)
         if use is not None and not use.forced and request.grammar is not None:
             calls = calls.beside_json
         images: list[Image] = []
@@ -241,7 +252,7 @@ def _with_tools(
     """The messages for the template, and the tools for one that declares them; other tools are in the messages."""
     chat = model.tokenizer
     # A template declares tools in the format that its model was trained on.
-    native = use is not None and chat.takes_tools and calls == tool_format(model.installed.family)
+    native = use is not None and chat.takes_tools and calls == TOOL_FORMATS.get(model.installed.family, HERMES)
     history = list(messages) if use is None or native else with_instructions(messages, use.tools, calls)
     if not chat.takes_tools or (use is not None and not native):
         history = [_calls_as_text(message, calls) for message in history]
@@ -260,8 +271,7 @@ def _parser(request: GenerationRequest, calls: ToolFormat, rendered: str) -> Cal
     answer = partial(calls.parser, names) if use is not None else None
     if not request.split_reasoning or request.grammar is not None:
         return answer
-    begun = rendered.rstrip().endswith("<think>")
-    return lambda: ReasoningFirst(None if answer is None else answer(), begun=begun)
+    return partial(ReasoningFirst, answer, begun=rendered.rstrip().endswith("<think>"))
 
 
 def _calls_as_text(message: Message, wanted: ToolFormat) -> Message:
@@ -272,20 +282,23 @@ def _calls_as_text(message: Message, wanted: ToolFormat) -> Message:
     return message
 
 
-async def _decode_images(services: Services, model: GenerationModel, request: GenerationRequest) -> dict[str, RawImage]:
+async def _decode_images(
+    services: Services, model: GenerationModel, request: GenerationRequest, images: Sequence[Image]
+) -> dict[str, RawImage]:
     """The pixels of the request's images by field; refuses the request before that if the queue is full."""
-    images, rules, metrics = request.images, model.images, services.telemetry.own(ImageMetrics)
+    rules = model.images
     try:
-        _check_images(services.manager, model, request)
+        _check_images(services.manager, model, request, images)
     except NodeError as error:
         for _ in images:
-            metrics.count(model.id, 0, error.code)
+            services.telemetry.own(ImageMetrics).count(model.id, 0, error.code)
         raise
     reject_if_full(model.placements, 1, request.context)
     pixels: dict[str, RawImage] = {}
     if rules is None:
         return pixels
     for image in images:
+        metrics = services.telemetry.own(ImageMetrics)
         try:
             decoder = services.parts.of(ImageDecoder)
             pixels[image.where] = await decoder.decode(image, rules, request.context.deadline)
@@ -296,10 +309,11 @@ async def _decode_images(services: Services, model: GenerationModel, request: Ge
     return pixels
 
 
-def _check_images(manager: ModelManager, model: GenerationModel, request: GenerationRequest) -> None:
+def _check_images(
+    manager: ModelManager, model: GenerationModel, request: GenerationRequest, images: Sequence[Image]
+) -> None:
     """Raise BadRequest for images that the model does not take, naming a model that does, and for too many;
     UnsupportedParameter for what a model with vision cannot do."""
-    images = request.images
     if model.images is not None:
         _check_vision(model, model.images, request)
     elif images:
@@ -314,24 +328,23 @@ def _check_images(manager: ModelManager, model: GenerationModel, request: Genera
         raise BadRequest(f"{where}: the request has {len(images)} images; the bound is {MAX_IMAGES}", param=where)
 
 
-def checked_sampling(model: GenerationModel, request: GenerationRequest) -> Sampling:
-    """How to sample: with the model's defaults, and where a form decides the end of the answer, without other ends.
+def checked_sampling(model: GenerationModel, request: GenerationRequest) -> tuple[Sampling, list[str]]:
+    """How to sample, with the model's defaults; and the fields that have no effect.
 
-    Stop strings, stop tokens and `ignore_eos` have no effect then, and are noted as ignored: cut anywhere else, the
-    answer would not have its form. Raises BadRequest for stop tokens outside of the model's vocabulary
+    Where a form decides the end of the answer these are stop strings, stop tokens and `ignore_eos`: cut anywhere else,
+    the answer would not have its form. Raises BadRequest for stop tokens outside of the model's vocabulary
     and for an impossible least length.
     """
     sampling = completed(request.sampling, model.sampling_defaults, model.max_tokens_limit)
     if sampling.stop_token_ids:
         model.tokenizer.check_ids(sampling.stop_token_ids, "stop_token_ids")
     has_form = request.grammar is not None or (request.tool_use is not None and request.tool_use.forced)
+    ignored: list[str] = []
     if has_form:
-        for name in ("stop", "stop_token_ids", "ignore_eos"):
-            if getattr(sampling, name):
-                request.context.note_ignored(name)
+        ignored += [name for name in ("stop", "stop_token_ids", "ignore_eos") if getattr(sampling, name)]
         sampling = structs.replace(sampling, stop=(), stop_token_ids=(), ignore_eos=False)
     if not sampling.min_tokens:
-        return sampling
+        return sampling, ignored
     if has_form:
         # Where the grammar allows nothing but the end, and the least length forbids it, there is no token left.
         raise UnsupportedParameter(
@@ -344,7 +357,7 @@ def checked_sampling(model: GenerationModel, request: GenerationRequest) -> Samp
             "have",
             param="min_tokens",
         )
-    return sampling
+    return sampling, ignored
 
 
 def completed(sampling: Sampling, of_the_model: Mapping[str, Any] | None, limit: int) -> Sampling:
@@ -369,28 +382,28 @@ def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:
             f"{wanted} new tokens were asked for; {model.id} gives at most {model.max_tokens_limit} here",
             param="max_new_tokens",
         )
-    if (most := max(sampling.choices, sampling.beams)) > model.best_of_limit:
+    if sampling.choices > model.best_of_limit:
         raise BadRequest(
-            f"{most} answers were asked for (n or best_of); {model.id} generates at most {model.best_of_limit} for one "
-            "request here (best_of_limit)",
+            f"{sampling.choices} answers were asked for (n or best_of); {model.id} generates at most "
+            f"{model.best_of_limit} for one request here (best_of_limit)",
             param="n",
         )
 
 
-def _check_window(model: GenerationModel, request: GenerationRequest, tokens: int) -> None:
+def _check_window(model: GenerationModel, request: GenerationRequest, tokens: int) -> dict[str, int]:
     """Raise ContextLengthExceeded if the request's own limit of its context holds fewer than `tokens` tokens.
 
-    A limit beyond the model's is listed as limited: Ollama clamps it.
+    Returns what is available where that limit is beyond the model's: Ollama clamps it.
     """
     window = request.context_limit
     if window is None:
-        return
-    if window > (widest := max(placement.total_limit for placement in model.placements)):
-        request.context.note_limited("num_ctx", widest)
+        return {}
     if tokens > window:
         raise ContextLengthExceeded(
             f"num_ctx {window}: the prompt and the least answer have {tokens} tokens", param="num_ctx"
         )
+    widest = max(placement.total_limit for placement in model.placements)
+    return {"num_ctx": widest} if window > widest else {}
 
 
 def _check_vision(model: GenerationModel, rules: ImageRules, request: GenerationRequest) -> None:

@@ -13,16 +13,16 @@ from msgspec import structs
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import Route
-from worker_node.manager.placement import Placement
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation, Tracing
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import select_placement
 from worker_node.serving.run import Execution, Services
 from worker_node.tasks.generate.answer import Answer, BlockEvent, Event, Finished
-from worker_node.tasks.generate.messages import GenerateJob, Sampling, TokenDelta
+from worker_node.tasks.generate.building import GenerationModel
+from worker_node.tasks.generate.messages import TokenDelta
 from worker_node.tasks.generate.metrics import GenerationMetrics
-from worker_node.tasks.generate.prompting import PreparedGeneration, generation_model, prepare_generation
+from worker_node.tasks.generate.prompting import PreparedGeneration, generation_model, images_of, prepare_generation
 from worker_node.tasks.generate.request import GenerationRequest, TokenIds
 
 # Seconds between reports of an answer's progress to admission and metrics.
@@ -44,18 +44,17 @@ async def generate(
     with trace_generation(services.tracing, request) as operation, ExitStack() as in_use:
         try:
             began = time.monotonic()
-            seeing = bool(request.images)
-            model = await generation_model(services.manager, request.model, context.deadline, seeing=seeing)
+            images = images_of(request)
+            model = await generation_model(services.manager, request.model, context.deadline, seeing=bool(images))
             in_use.enter_context(model.activity.working())
-            prepared = await prepare_generation(services, model, request)
+            prepared = await prepare_generation(services, model, request, images)
             tokenize_s = time.monotonic() - began
             if operation.recording:
                 operation.begin("route")
             selection = await select_placement(prepared.demand, context)
             if operation.recording:
                 operation.routed(selection.route)
-            job = prepared.job(selection.placement, stream=stream)
-            work = Work(prepared.demand.prompt_tokens, job.max_new_tokens)
+            work = Work(prepared.demand.prompt_tokens, prepared.most_tokens(selection.placement))
             execution = Execution(prepared.demand, context, selection, work=work, strict_proof=services.require_proof)
             with execution.admitted():
                 if operation.recording:
@@ -64,8 +63,6 @@ async def generate(
                     telemetry=services.telemetry,
                     operation=operation,
                     prepared=prepared,
-                    placement=selection.placement,
-                    job=job,
                     execution=execution,
                     tokenize_s=tokenize_s,
                     stream=stream,
@@ -85,9 +82,7 @@ async def generate(
             raise
 
 
-async def _resumed(
-    first: list[ChoiceEvent], events: AsyncIterator[list[ChoiceEvent]]
-) -> AsyncGenerator[list[ChoiceEvent], None]:
+async def _resumed(first: ChoiceEvents, events: AsyncIterator[ChoiceEvents]) -> AsyncGenerator[ChoiceEvents, None]:
     yield first
     async for more in events:
         yield more
@@ -108,24 +103,21 @@ def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractCo
     return tracing.operation(name, attributes)
 
 
-class ChoiceEvent(NamedTuple):
-    """An event of the generation number `choice`, which has made `tokens` so far."""
+class ChoiceEvents(NamedTuple):
+    """What happened at once in the generation number `choice`, which has made `tokens` so far."""
 
     choice: int
-    event: Event
+    events: Sequence[Event]
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A generation that has been routed and admitted: its headers are known, its `events` are still to come.
-
-    Events that arise together come together.
-    """
+    """A generation that has been routed and admitted: its headers are known, its `events` are still to come."""
 
     prepared: PreparedGeneration
     execution: Execution
-    events: AsyncIterator[list[ChoiceEvent]]
+    events: AsyncIterator[ChoiceEvents]
 
     @property
     def model(self) -> str:
@@ -150,14 +142,12 @@ class _Reader:
     telemetry: Telemetry
     operation: Operation
     prepared: PreparedGeneration
-    placement: Placement
-    job: GenerateJob
     execution: Execution
     tokenize_s: float
     stream: bool
     index: int
 
-    async def events(self) -> AsyncGenerator[list[ChoiceEvent], None]:
+    async def events(self) -> AsyncGenerator[ChoiceEvents, None]:
         """Yield changes of blocks, then `Finished`. A stop sequence ends the generation in the engine too."""
         operation, execution = self.operation, self.execution
         try:
@@ -166,22 +156,26 @@ class _Reader:
                 async with aclosing(self._attempt(answer)) as changes:
                     async for last in changes:
                         if last and self.stream and not answer.complete:
-                            yield self._events(last, answer)
-            execution.prove(answer.busy)
+                            yield ChoiceEvents(self.index, last, answer.tokens)
+            if execution.proof_required:
+                execution.prove(answer.busy)
             rest = answer.flush()
             finished = answer.finished(self.prepared.request.context.arrived, self.tokenize_s)
             count_generation(self.telemetry, execution.selection.route, finished)
             if operation.recording:
                 reason = finished.finish_reason.value
                 operation.answered(finished.usage, finish_reason=reason, busy=finished.busy, ended=answer.at)
-            yield self._events([*last, *rest, finished] if self.stream else [finished], answer)
+            events = [*last, *rest, finished] if self.stream else [finished]
+            yield ChoiceEvents(self.index, events, answer.tokens)
         except NodeError as error:
             operation.failed(error)
             raise
 
     async def _attempt(self, answer: Answer) -> AsyncGenerator[list[BlockEvent], None]:
         """Read one attempt into the answer, and yield its changes."""
-        execution, job = self.execution, self._next_job()
+        execution = self.execution
+        # Another placement may leave less room for the answer.
+        job = self.prepared.job(execution.selection.placement, stream=self.stream)
         route = execution.selection.route
         counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
         # Admission and metrics hear of the first token, of the end, and from time to time between them.
@@ -192,7 +186,14 @@ class _Reader:
                     execution.sent = self.stream
                     changes = answer.push(delta)
                     if answer.first_token is None:
-                        self._begun(answer, delta)
+                        # The engine works on the request.
+                        if execution.proof_required:
+                            execution.prove(delta.busy)
+                        answer.first_token = time.monotonic()
+                        answer.started = delta.started or answer.submitted
+                        if self.operation.recording:
+                            self.operation.begin("prefill", answer.started)
+                            self.operation.begin("decode", answer.at)
                     if answer.at >= report_at or answer.complete or delta.prefilled:
                         report_at = answer.at + _REPORT_S
                         prefilled, ended = (delta.prefilled, delta.prefill_s), answer.complete
@@ -205,9 +206,6 @@ class _Reader:
         finally:
             counter.inc(answer.unreported)
 
-    def _events(self, events: Sequence[Event], answer: Answer) -> list[ChoiceEvent]:
-        return [ChoiceEvent(self.index, event, answer.tokens) for event in events]
-
     def _new_answer(self) -> Answer:
         prepared = self.prepared
         use, parser = prepared.request.tool_use, prepared.prompt.parser
@@ -218,22 +216,6 @@ class _Reader:
             single_call=use is not None and use.single,
             prompt_tokens=prepared.demand.prompt_tokens,
         )
-
-    def _next_job(self) -> GenerateJob:
-        """The job of the next attempt: another placement may leave less room for the answer."""
-        if self.execution.selection.placement is not self.placement:
-            self.placement = self.execution.selection.placement
-            self.job = self.prepared.job(self.placement, stream=self.stream)
-        return self.job
-
-    def _begun(self, answer: Answer, delta: TokenDelta) -> None:
-        """The first tokens have come: the engine works on the request."""
-        self.execution.prove(delta.busy)
-        answer.first_token = time.monotonic()
-        answer.started = delta.started or answer.submitted
-        if self.operation.recording:
-            self.operation.begin("prefill", answer.started)
-            self.operation.begin("decode", answer.at)
 
 
 def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:
@@ -261,7 +243,7 @@ class Choices:
     """Admitted generations, and their events as they arise; see `Generation.events`."""
 
     runs: tuple[Generation, ...]
-    events: AsyncIterator[list[ChoiceEvent]]
+    events: AsyncIterator[ChoiceEvents]
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -271,12 +253,12 @@ class Choices:
 
 def repeated(request: GenerationRequest, count: int) -> list[GenerationRequest]:
     """The request `count` times over; with a seed, the later ones take the seeds that follow."""
-    return [replace(request, sampling=_choice(request.sampling, index, count)) for index in range(count)]
-
-
-def _choice(sampling: Sampling, index: int, count: int) -> Sampling:
-    seed = None if sampling.seed is None else sampling.seed + index
-    return structs.replace(sampling, seed=seed, choices=count, rank=index)
+    sampling, requests = request.sampling, []
+    for index in range(count):
+        seed = None if sampling.seed is None else sampling.seed + index
+        one = structs.replace(sampling, seed=seed, choices=count)
+        requests.append(replace(request, sampling=one))
+    return requests
 
 
 @asynccontextmanager
@@ -293,20 +275,23 @@ async def generate_choices(
         for index, request in enumerate(requests):
             run = await stack.enter_async_context(generate(services, request, stream=stream, index=index))
             runs.append(run)
-            model = run.prepared.model
-            most = max([placement.admission.limits.max_outstanding for placement in model.placements])
-            if len(requests) > most:
-                raise BadRequest(
-                    f"{len(requests)} answers were asked for at once; {model.id} has places for {most} "
-                    "(max_outstanding), ask for fewer"
-                )
+            if len(requests) > 1:
+                _check_places(run.prepared.model, len(requests))
         events = runs[0].events if len(runs) == 1 else await stack.enter_async_context(aclosing(_merged(runs)))
         yield Choices(tuple(runs), events)
 
 
-async def _merged(runs: Sequence[Generation]) -> AsyncGenerator[list[ChoiceEvent], None]:
+def _check_places(model: GenerationModel, count: int) -> None:
+    most = max(placement.admission.limits.max_outstanding for placement in model.placements)
+    if count > most:
+        raise BadRequest(
+            f"{count} answers were asked for at once; {model.id} has places for {most} (max_outstanding), ask for fewer"
+        )
+
+
+async def _merged(runs: Sequence[Generation]) -> AsyncGenerator[ChoiceEvents, None]:
     """The events of several generations as they arise."""
-    queue: asyncio.Queue[list[ChoiceEvent] | Exception] = asyncio.Queue(_BUFFERED_EVENTS)
+    queue: asyncio.Queue[ChoiceEvents | Exception] = asyncio.Queue(_BUFFERED_EVENTS)
 
     async def forward(run: Generation) -> None:
         try:
@@ -322,7 +307,7 @@ async def _merged(runs: Sequence[Generation]) -> AsyncGenerator[list[ChoiceEvent
             item = await queue.get()
             if isinstance(item, Exception):
                 raise item
-            open_runs -= isinstance(item[-1].event, Finished)
+            open_runs -= isinstance(item.events[-1], Finished)
             yield item
     finally:
         for task in tasks:

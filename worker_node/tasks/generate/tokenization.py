@@ -16,7 +16,6 @@ from worker_node.models.directory import ChatTemplate, find_template
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.serving.tokenizing import check_ids
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.answer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from worker_node.tasks.generate.request import Message, Rendering
 
 # A call is too short to be divided among threads.
@@ -54,7 +53,7 @@ class ChatTokenizer:
         self.can_think = "think" in self.chat_template
         self._longest_piece = max(map(len, vocabulary))
         self._table = [b""] * (max(vocabulary.values()) + 1)
-        self._byte_level = self._fill_table(vocabulary)
+        self.byte_table: Sequence[bytes] | None = self._table if self._fill_table(vocabulary) else None
         self._counts_up_to = self._silent_limit()
 
     def _check_template(self, template: ChatTemplate) -> None:
@@ -182,7 +181,7 @@ class ChatTokenizer:
         """The bytes that a token stands for; none for a special one and for one beyond the vocabulary."""
         if token >= len(self._table):
             return b""
-        return self._table[token] if self._byte_level else self.decode([token]).encode()
+        return self._table[token] if self.byte_table is not None else self.decode([token]).encode()
 
     def reject_oversized(self, characters: int) -> None:
         """Raise ContextLengthExceeded for more characters than the longest tokens could stand for."""
@@ -195,12 +194,6 @@ class ChatTokenizer:
                 tokens=-(-characters // self._longest_piece),
                 limit=self.context_limit,
             )
-
-    def detokenizer(self) -> Detokenizer:
-        """Return a fresh detokenizer for one generation."""
-        if self._byte_level:
-            return ByteDetokenizer(self._table)
-        return WindowDetokenizer(self.decode)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens; those beyond the vocabulary have none."""

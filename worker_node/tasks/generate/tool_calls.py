@@ -251,7 +251,7 @@ class ToolFormat:
     @property
     def beside_json(self) -> ToolFormat:
         """The format for answers that may be JSON as well: a call without tags could not be distinguished from them."""
-        return self if self.opening else _TAGGED
+        return self if self.opening else HERMES
 
     def written(self, calls: Sequence[ToolCall]) -> str:
         """Calls of an earlier answer as the model would have written them."""
@@ -263,16 +263,13 @@ class ToolFormat:
         return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
 
 
-_TAGGED = ToolFormat(TaggedCalls, OPENING + "\n")
-_FORMATS = {
+# What most models were trained on.
+HERMES = ToolFormat(TaggedCalls, OPENING + "\n")
+# By family; `HERMES` where nothing else is known.
+TOOL_FORMATS = {
     "smollm": ToolFormat(TaggedCalls, OPENING, listed=True),
     "llama3": ToolFormat(BareCalls, "", arguments="parameters"),
 }
-
-
-def tool_format(family: str) -> ToolFormat:
-    """The format of a family of models; Hermes' where nothing else is known, as it is what most were trained on."""
-    return _FORMATS.get(family, _TAGGED)
 
 
 def declaration(tool: Tool) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 import orjson
 from aiohttp import BodyPartReader, web
@@ -17,6 +18,7 @@ from multidict import MultiDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from worker_node.core.errors import BadRequest, InsufficientStorage, NodeError, PayloadTooLarge, UnsupportedParameter
+from worker_node.core.types import RequestContext
 from worker_node.http.body import arrival, silence
 from worker_node.http.body import explain as explain_invalid
 from worker_node.http.context import busy_fields, request_context, route_headers
@@ -29,14 +31,13 @@ from worker_node.http.task import EVENTS, JSON, TEXT, ApiOperation, TaskApi
 from worker_node.tasks.transcribe.building import TranscriptionModel
 from worker_node.tasks.transcribe.service import (
     Transcription,
-    TranscriptionRequest,
     VoiceChoice,
     declare_speech_metrics,
     find_model,
     find_voice,
     transcribe,
 )
-from worker_node.tasks.transcribe.task import AudioOptions, Span
+from worker_node.tasks.transcribe.task import AudioOptions, Span, TranscribeJob
 
 Format = Literal["json", "text", "srt", "vtt", "verbose_json"]
 _STRATEGY, _GRANULARITIES = "chunking_strategy", "timestamp_granularities"
@@ -49,8 +50,8 @@ class ServerVad(BaseModel):
 
     type: Literal["server_vad"]
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    silence_duration_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
-    prefix_padding_ms: Annotated[float, Field(ge=0, le=5_000)] | None = None
+    silence_duration_ms: Annotated[int, Field(ge=0, le=60_000)] | None = None
+    prefix_padding_ms: Annotated[int, Field(ge=0, le=5_000)] | None = None
 
 
 class SpeechForm(BaseModel):
@@ -79,18 +80,20 @@ class SpeechForm(BaseModel):
             raise BadRequest(f"{_GRANULARITIES}[] needs response_format verbose_json", param=f"{_GRANULARITIES}[]")
         return form
 
-    def wanted(self, *, translate: bool) -> TranscriptionRequest:
-        """The request."""
+    def job(self, context: RequestContext, *, translate: bool) -> TranscribeJob:
+        """What every window of the audio is asked."""
         words = self.timestamp_granularities == {"word"}
-        return TranscriptionRequest(
-            model=self.model,
+        return TranscribeJob(
+            0,
+            b"",
+            context.deadline,
             language=None if self.language is None else self.language.lower(),
             translate=translate,
             segments=self.response_format in {"srt", "vtt"} or (self.response_format == "verbose_json" and not words),
             words="word" in self.timestamp_granularities,
             prompt=self.prompt,
             temperature=self.temperature,
-            voice=self.voice(),
+            interactive=context.interactive,
         )
 
     def voice(self) -> VoiceChoice:
@@ -100,14 +103,8 @@ class SpeechForm(BaseModel):
         param = None if wanted is None else _STRATEGY if self.vad_filter is None else "vad_filter"
         if not isinstance(strategy, ServerVad):
             return VoiceChoice(wanted, param=param, insist=self.vad_filter is not None)
-        silence, padding = strategy.silence_duration_ms, strategy.prefix_padding_ms
-        return VoiceChoice(
-            wanted,
-            strategy.threshold,
-            None if silence is None else round(silence),
-            None if padding is None else round(padding),
-            param=param,
-        )
+        silence_ms, padding_ms = strategy.silence_duration_ms, strategy.prefix_padding_ms
+        return VoiceChoice(wanted, strategy.threshold, silence_ms, padding_ms, param)
 
 
 def _given(fields: MultiDict[str]) -> dict[str, Any]:
@@ -202,37 +199,40 @@ async def read_form(request: web.Request, path: Path, most_bytes: int) -> tuple[
 
 
 async def _field(part: BodyPartReader, name: str, request: web.Request) -> str:
-    data = bytearray()
-    while chunk := await _chunk(part, request):
-        data += chunk
-        if len(data) > _LONGEST_FIELD:
-            raise BadRequest(f"{name}: more than {_LONGEST_FIELD} bytes", param=name)
+    data = BytesIO()
+    await _receive(
+        part, request, data, _LONGEST_FIELD, BadRequest(f"{name}: more than {_LONGEST_FIELD} bytes", param=name)
+    )
     try:
-        return data.decode()
+        return data.getvalue().decode()
     except UnicodeDecodeError:
         raise BadRequest(f"{name}: not UTF-8", param=name) from None
 
 
-async def _store(part: BodyPartReader, path: Path, most_bytes: int, request: web.Request) -> int:
-    size = 0
+async def _store(part: BodyPartReader, path: Path, most: int, request: web.Request) -> int:
     try:
         with path.open("wb") as file:
-            while chunk := await _chunk(part, request):
-                size += len(chunk)
-                if size > most_bytes:
-                    raise PayloadTooLarge(f"file: more than {most_bytes} bytes, the limit of this node")
-                # A page-cache write; only a full disk makes it slow.
-                file.write(chunk)
+            # A write to the page cache; only a full disk makes it slow.
+            refusal = PayloadTooLarge(f"file: more than {most} bytes, the limit of this node")
+            return await _receive(part, request, file, most, refusal)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise InsufficientStorage(f"the disk with {path.parent} is full; free space, or set TMPDIR") from None
         raise
-    return size
 
 
-async def _chunk(part: BodyPartReader, request: web.Request) -> bytes:
-    async with silence(request):
-        return await part.read_chunk(_CHUNK)
+async def _receive(part: BodyPartReader, request: web.Request, target: BinaryIO, most: int, refusal: NodeError) -> int:
+    """Write a part to `target` as it arrives; returns its bytes. Raises the `refusal` for more than `most`."""
+    size = 0
+    while True:
+        async with silence(request):
+            chunk = await part.read_chunk(_CHUNK)
+        if not chunk:
+            return size
+        size += len(chunk)
+        if size > most:
+            raise refusal
+        target.write(chunk)
 
 
 _MEBIBYTE = 1 << 20
@@ -330,7 +330,7 @@ _TEXTS: dict[str, tuple[str, Callable[[str, Sequence[Span]], str]]] = {
 
 
 def _verbose(
-    run: Transcription, wanted: TranscriptionRequest, segments: Sequence[Span], words: Sequence[Span]
+    run: Transcription, wanted: TranscribeJob, segments: Sequence[Span], words: Sequence[Span]
 ) -> dict[str, Any]:
     """What verbose_json adds to json."""
     reply: dict[str, Any] = {
@@ -347,7 +347,7 @@ def _verbose(
     return reply
 
 
-def _segment(place: int, segment: Span, wanted: TranscriptionRequest) -> dict[str, Any]:
+def _segment(place: int, segment: Span, wanted: TranscribeJob) -> dict[str, Any]:
     raw = segment.text.encode()
     return {
         "id": place,
@@ -363,10 +363,6 @@ def _segment(place: int, segment: Span, wanted: TranscriptionRequest) -> dict[st
     }
 
 
-def _usage(run: Transcription) -> dict[str, Any]:
-    return {"type": "duration", "seconds": round(run.seconds)}
-
-
 async def _stream(request: web.Request, run: Transcription) -> web.StreamResponse:
     """One delta for each passage of at most 30 s, as soon as it is done."""
     async with EventStream(request, route_headers(run.route)) as stream:
@@ -379,7 +375,7 @@ async def _stream(request: web.Request, run: Transcription) -> web.StreamRespons
             done: dict[str, Any] = {
                 "type": "transcript.text.done",
                 "text": _joined(texts),
-                "usage": _usage(run),
+                "usage": {"type": "duration", "seconds": round(run.seconds)},
                 "device": run.route.device,
             }
             done |= busy_fields(run.busy)
@@ -400,10 +396,10 @@ async def _answer(request: web.Request) -> web.StreamResponse:
         upload = scratch / "upload"
         fields, size = await read_form(request, upload, most)
         form = SpeechForm.read(fields)
-        wanted = form.wanted(translate=request.path.endswith("/translations"))
-        model = await find_model(node.services, wanted, context)
-        voice = await find_voice(node.manager, model.limits, wanted.voice, context.deadline)
-        _note_ignored(request, fields, detects_voice=voice is not None or not wanted.voice.wanted)
+        wanted, choice = form.job(context, translate=request.path.endswith("/translations")), form.voice()
+        model = await find_model(node.services, form.model, wanted, context)
+        voice = await find_voice(node.manager, model.limits, choice, context.deadline)
+        _note_ignored(request, fields, detects_voice=voice is not None or not choice.wanted)
         if size > model.limits.max_audio_mb * _MEBIBYTE:
             raise PayloadTooLarge(f"file: more than {model.limits.max_audio_mb} MiB, the limit of {model.id}")
         async with transcribe(node.services, model, context, wanted, voice, upload, scratch) as run:
@@ -416,7 +412,7 @@ async def _answer(request: web.Request) -> web.StreamResponse:
             if form.response_format in _TEXTS:
                 content_type, render = _TEXTS[form.response_format]
                 return web.Response(text=render(text, segments), content_type=content_type, headers=headers)
-            reply: dict[str, Any] = {"text": text, "usage": _usage(run)}
+            reply: dict[str, Any] = {"text": text, "usage": {"type": "duration", "seconds": round(run.seconds)}}
             if form.response_format == "verbose_json":
                 words = [word for part in parts for word in part.words]
                 reply |= _verbose(run, wanted, segments, words)

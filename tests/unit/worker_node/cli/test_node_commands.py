@@ -280,16 +280,6 @@ def test_what_the_node_refuses_is_said_in_its_words(api, capsys):
     assert "no API key (set NPU_NODE_API_KEY)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("command", "name", "limit"), [("ps", "_MAX_BYTES", 20), ("ps", "_BODY_S", -1.0), ("pull x", "_MAX_BYTES", 20)]
-)
-def test_an_answer_that_does_not_end_is_left(api, monkeypatch, capsys, command, name, limit):
-    monkeypatch.setattr(f"worker_node.cli.node_client.{name}", limit)
-    api.text = '{"models": []' + 50 * " " + "}"
-    assert main(command.split()) == 1
-    assert "answered, but not as a node does" in capsys.readouterr().err
-
-
 def test_a_password_in_the_url_is_refused_unprinted(monkeypatch, capsys):
     monkeypatch.setenv("NPU_NODE_URL", "http://me:sekrit@127.0.0.1:1")
     assert main(["ps"]) == 1

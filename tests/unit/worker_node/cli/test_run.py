@@ -170,14 +170,6 @@ def test_an_empty_prompt_loads_the_model_and_asks_it_nothing(monkeypatch, capsys
     assert "m: the prompt is empty, so the model is only loaded" in captured.err
 
 
-@pytest.mark.parametrize("command", ["job", "run"])
-def test_the_bounded_job_has_a_command_of_its_own_and_the_old_spelling(command, monkeypatch, capsys):
-    ran = []
-    monkeypatch.setattr("worker_node.cli.bounded.run_job", lambda args: ran.append((args.job, args.input)) or 0)
-    assert main([command, "--job", "title", "--input", "text", "--json"]) == 0
-    assert ran == [("title", "text")]
-
-
 def test_without_a_node_the_message_names_the_command_that_starts_one(monkeypatch, capsys):
     monkeypatch.setenv("NPU_NODE_URL", "none")
     assert main(["run", "tiny", "hello"]) == 1

@@ -16,6 +16,12 @@ from worker_node.settings import NodeSettings
 RECOVERY = b"change@/devices/pci0000:00/0000:00:0b.0\0ACTION=change\0IVPU_PM_EVENT=IVPU_RECOVER\0SEQNUM=7\0"
 
 
+def datagrams():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours.setblocking(False)
+    return ours, theirs
+
+
 @pytest.mark.parametrize(
     ("announced", "count"),
     [
@@ -26,8 +32,7 @@ RECOVERY = b"change@/devices/pci0000:00/0000:00:0b.0\0ACTION=change\0IVPU_PM_EVE
     ],
 )
 async def test_each_recovery_is_told_and_nothing_else(announced, count):
-    ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    ours.setblocking(False)
+    ours, kernels = datagrams()
     told = []
     with kernels, recovery.listening(ours, lambda: told.append(1)):
         for content in announced:
@@ -41,10 +46,8 @@ async def test_each_recovery_is_told_and_nothing_else(announced, count):
 
 
 async def test_an_announcement_is_heard_before_the_result_that_arrived_with_it_is_used():
-    ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    results, engine = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    for end in (ours, results):
-        end.setblocking(False)
+    ours, kernels = datagrams()
+    results, engine = datagrams()
     told = []
     loop = asyncio.get_running_loop()
     with kernels, results, engine, recovery.listening(ours, lambda: told.append(1)):
@@ -68,7 +71,7 @@ async def test_announcements_that_were_lost_count_as_a_recovery():
                 raise OSError(errno.ENOBUFS, "No buffer space available")
             return super().recvfrom(*size)
 
-    one, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    one, kernels = datagrams()
     ours = Flooded(fileno=one.detach())
     ours.setblocking(False)
     told = []
@@ -105,8 +108,7 @@ async def test_another_process_cannot_announce_a_recovery():
 
 
 async def test_a_node_counts_a_recovery_and_its_engines_on_the_npu_hear_of_it(monkeypatch):
-    ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    ours.setblocking(False)
+    ours, kernels = datagrams()
     monkeypatch.setattr(server, "uevents", lambda: ours)
     heard = asyncio.Event()
     npu = SimpleNamespace(device=Device.NPU, engine=SimpleNamespace(device_recovered=heard.set))

@@ -241,7 +241,10 @@ def test_directories_that_cannot_be_made_are_found_whatever_the_rights_say(good,
     # Root may write to /proc, where nothing can be made.
     monkeypatch.setattr(type(good), "cache", Path("/proc/cache"))
     only(good, "cache-directory", "OV_GENAI_NPU_CACHE")
-    assert [check_models(path, {})[0].severity for path in (good.root / "new", Path("/proc/new"))] == ["ok", "warning"]
+    assert [next(check_models(path, {})).severity for path in (good.root / "new", Path("/proc/new"))] == [
+        "ok",
+        "warning",
+    ]
 
 
 @pytest.mark.parametrize(

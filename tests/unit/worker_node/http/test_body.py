@@ -209,10 +209,8 @@ async def test_a_client_that_waits_is_told_to_send_a_body_that_is_read():
 @pytest.mark.parametrize(
     ("encoding", "sent", "status"),
     [
-        ("x-gzip", gzip.compress(b" " * 1000, mtime=0), 400),
-        ("x-gzip", gzip.compress(b" " * 1001, mtime=0), 413),
-        ("x-gzip", gzip.compress(b"{}", mtime=0)[:-1], 400),
-        ("X-GZIP", gzip.compress(b'{"texts": []}', mtime=0), 404),
+        ("gzip", gzip.compress(b"{}", mtime=0)[:-1], 400),
+        ("GZIP", gzip.compress(b'{"texts": []}', mtime=0), 404),
         ("compress", b"{}", 415),
         ("gzip, br", b"{}", 415),
     ],
@@ -225,4 +223,4 @@ async def test_the_encoding_of_a_body_is_read_or_named(encoding, sent, status):
         client.post("/embeddings", data=sent, headers=headers) as reply,
     ):
         assert reply.status == status, await reply.text()
-        assert status != 415 or "gzip (x-gzip), deflate" in await reply.text()
+        assert status != 415 or "gzip, deflate" in await reply.text()

@@ -16,7 +16,7 @@ from worker_node.tasks.generate.answer import BlockKind, Blocks
 from worker_node.tasks.generate.messages import Sampling
 from worker_node.tasks.generate.request import AnswerSchema, GenerationRequest, Message, Tool, ToolUse
 from worker_node.tasks.generate.schemas import answer_form
-from worker_node.tasks.generate.tool_calls import BareCalls, CallsOrAnswer, tool_format
+from worker_node.tasks.generate.tool_calls import HERMES, TOOL_FORMATS, BareCalls, CallsOrAnswer
 
 FAMILIES = ["smollm", "qwen", "llama3"]
 
@@ -83,7 +83,9 @@ def test_beside_a_schema_an_answer_is_calls_or_matches_it(held, family, schema, 
     grammar = compile_form(answer_form(family, request(ToolUse(TOOLS, single=single), schema)))
     answered = called = 0
     for text in filter(None, (held.sample(grammar, seed) for seed in range(12))):
-        calls, answer = read(CallsOrAnswer(tool_format(family).beside_json.parser([tool.name for tool in TOOLS])), text)
+        calls, answer = read(
+            CallsOrAnswer(TOOL_FORMATS.get(family, HERMES).beside_json.parser([tool.name for tool in TOOLS])), text
+        )
         check(calls)
         assert bool(calls) != bool(answer)
         assert not (single and len(calls) > 1)
@@ -128,7 +130,7 @@ def test_a_call_in_free_text_matches_from_where_it_begins(held, family, single):
         text = held.sample(one, seed)
         if text is None:
             continue
-        calls, answer = read(tool_format(family).parser([tool.name for tool in TOOLS]), text)
+        calls, answer = read(TOOL_FORMATS.get(family, HERMES).parser([tool.name for tool in TOOLS]), text)
         check(calls)
         assert calls
         assert answer == ""
@@ -143,7 +145,11 @@ def test_a_schema_that_cannot_be_enforced_leaves_the_arguments_of_its_own_tool_f
     grammar, dropped = Compiled.read(compile_form(answer_form(family, request(ToolUse((TOOLS[1], bad))))))
     assert dropped == ("tools[1].function.parameters",)
     one = begun(grammar)[0]
-    (call,) = {tuple(read(tool_format(family).parser(["count"]), text)[0][0]) for text in [held.sample(one, 1)] if text}
+    (call,) = {
+        tuple(read(TOOL_FORMATS.get(family, HERMES).parser(["count"]), text)[0][0])
+        for text in [held.sample(one, 1)]
+        if text
+    }
     check([call])
 
 

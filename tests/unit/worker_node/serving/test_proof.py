@@ -14,8 +14,8 @@ from worker_node.core.types import Busy, Device, ModelKind, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, EmbeddingRequest, embed
-from worker_node.tasks.generate.answer import ByteDetokenizer, Finished
+from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, embed
+from worker_node.tasks.generate.answer import Finished
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.messages import Sampling, TokenDelta
 from worker_node.tasks.generate.request import GenerationRequest, TokenIds
@@ -31,8 +31,7 @@ class Tokenizer:
     def check_ids(self, ids):
         return list(ids)
 
-    def detokenizer(self):
-        return ByteDetokenizer([bytes([code]) for code in range(128)])
+    byte_table = tuple(bytes([code]) for code in range(128))
 
 
 class Engine(TaskEngine):
@@ -75,11 +74,11 @@ async def generated(served, require=Device.NPU):
     """The route and the events; the caller sees which step raises."""
     request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
     async with generate(served, request) as run:
-        return run.route, [event async for events in run.events for _, event, _ in events]
+        return run.route, [event async for _, events, _ in run.events for event in events]
 
 
 async def embedded(served, require=Device.NPU):
-    return await embed(served, EmbeddingRequest(context(require), ((97,),)))
+    return await embed(served, context(require), ((97,),))
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -108,8 +107,8 @@ async def test_a_counter_that_stops_to_be_readable_is_told_at_the_end():
     seen = []
     with pytest.raises(NpuNotProven):
         async with generate(served, request) as run:
-            async for events in run.events:
-                seen += [event for _, event, _ in events]
+            async for _, events, _ in run.events:
+                seen += events
     assert seen
     assert not any(isinstance(event, Finished) for event in seen)
 
@@ -135,7 +134,7 @@ async def test_a_caller_that_reads_the_counter_itself_gets_the_answer():
     """A bounded job tells the whole answer beside the counter that did not move."""
     request = GenerationRequest(replace(context(), own_proof=True), TokenIds((97,)), Sampling())
     async with generate(registry(Engine(0, 0)), request) as run:
-        assert isinstance([event async for events in run.events for _, event, _ in events][-1], Finished)
+        assert isinstance([event async for _, events, _ in run.events for event in events][-1], Finished)
 
 
 class Recovered(Engine):
@@ -170,7 +169,7 @@ async def test_a_result_that_came_with_a_recovery_of_the_npu_is_computed_again(r
     engine = Recovered(5, 9)
     request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
     async with generate(registry(engine), request, stream=False) as run:
-        [finished] = [event async for events in run.events for _, event, _ in events]
+        [finished] = [event async for _, events, _ in run.events for event in events]
     assert (engine.runs, finished.busy.us, finished.text()) == (2, 9, "aa")
 
 
@@ -180,8 +179,8 @@ async def test_a_stream_with_a_recovery_of_the_npu_in_it_has_no_proof(require):
     request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
     with pytest.raises(EngineDied, match="recovered"):
         async with generate(registry(Recovered(5, 9)), request) as run:
-            async for events in run.events:
-                seen += [event for _, event, _ in events]
+            async for _, events, _ in run.events:
+                seen += events
     assert seen
     assert not any(isinstance(event, Finished) for event in seen)
 

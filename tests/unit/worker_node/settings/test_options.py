@@ -59,9 +59,9 @@ def test_the_names_of_other_servers_with_the_same_meaning_are_taken():
 def test_all_problems_of_a_model_are_told_together():
     assert problems("npu_buckets = [16, 4]", "idle_unload_s = 0", "strems = 2", "prefill_hint = 1") == [
         "node.toml: models[0].idle_unload_s: Input should be greater than 0",
-        "node.toml: models[0].strems: unknown key; did you mean streams?",
         "node.toml: models[0].npu_buckets[1]: Input should be greater than or equal to 8",
         "node.toml: models[0].prefill_hint: Input should be 'DYNAMIC' or 'STATIC'",
+        "node.toml: models[0].strems: unknown key; did you mean streams?",
     ]
     (problem,) = problems("options = { streams = 2 }")
     assert problem.startswith("node.toml: models[0].options: unknown key")

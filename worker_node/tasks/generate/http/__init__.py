@@ -1,8 +1,6 @@
-"""The routes of text generation: `native`, `openai` (chat, completions), `responses`, `anthropic`, `ollama` (with its
-routes for models), and vLLM's `tokenize`.
+"""The routes of text generation in every dialect; `ollama` has Ollama's routes for models, too.
 
-`parameters` says which parameter of each dialect is which field of `Sampling`, and holds with `conversation` what the
-bodies of OpenAI's routes share; `replies` is how every dialect answers.
+`parameters` and `conversation` hold what bodies share, `replies` is how every dialect answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Anthropic's POST /v1/messages and /v1/messages/count_tokens: the chat path in the form of Anthropic's clients."""
+"""Anthropic's POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
-from worker_node.http.body import DialectBody, read_body
+from worker_node.http.body import DialectBody, note_ignored, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import anthropic_error
 from worker_node.http.leniency import Table, Unsupported
@@ -25,7 +25,7 @@ from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import MAX_TOOLS, OtherTool, except_types, past_arguments, tool_use
 from worker_node.tasks.generate.http.parameters import Length, Temperature, TopK, TopP
-from worker_node.tasks.generate.http.replies import Ask, Renderer, generation_route
+from worker_node.tasks.generate.http.replies import Ask, ChoiceEvent, Renderer, generation_route
 from worker_node.tasks.generate.images import IMAGE_TYPES, image_of_base64, image_of_url
 from worker_node.tasks.generate.prompting import count_prompt, generation_model
 from worker_node.tasks.generate.request import (
@@ -38,22 +38,20 @@ from worker_node.tasks.generate.request import (
     ToolCall,
     ToolUse,
 )
-from worker_node.tasks.generate.service import ChoiceEvent, Choices
+from worker_node.tasks.generate.service import Choices
 
-# Coding agents begin their instructions with such a line; it differs in every request, so no prefix cache would hold.
+# Coding agents begin their instructions with such a line. It differs in every request: no prefix would be cached.
 _BILLING = "x-anthropic-billing-header"
 _STOP_REASONS = {FinishReason.LENGTH: "max_tokens", FinishReason.TOOL_CALLS: "tool_use"}
 
 
 class TextBlock(DialectBody):
-    """Text."""
-
     type: Literal["text"]
     text: str
 
 
 class ImageBlock(DialectBody):
-    """An image, as base64 or as a URL, which is fetched if the settings allow it."""
+    """An image, as base64 or as a data URL."""
 
     class ImageSource(DialectBody):
         type: Literal["base64", "url"]
@@ -66,8 +64,6 @@ class ImageBlock(DialectBody):
 
 
 class ToolUseBlock(DialectBody):
-    """A call that the model made."""
-
     type: Literal["tool_use"]
     id: str
     name: str
@@ -75,8 +71,6 @@ class ToolUseBlock(DialectBody):
 
 
 class ToolResultBlock(DialectBody):
-    """What a called tool returned."""
-
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]] | None = None
@@ -84,7 +78,7 @@ class ToolResultBlock(DialectBody):
 
 
 class ThinkingBlock(BaseModel):
-    """What the model thought in an earlier turn; it is not shown to the model again."""
+    """Earlier reasoning; the model is not shown it again."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -95,15 +89,11 @@ Block = Annotated[TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | Thin
 
 
 class AnthropicMessage(DialectBody):
-    """A turn of the conversation."""
-
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
 class AnthropicTool(DialectBody):
-    """A tool that the model may call, and the JSON schema of its arguments."""
-
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None
@@ -116,7 +106,7 @@ AnthropicOwnTool = Annotated[OtherTool, except_types("custom")]
 
 
 class ToolChoice(DialectBody):
-    """Whether a tool is called: as the model decides, any of them, the one of that name, or none."""
+    """Which tool is called: what the model decides, any, the one of that name, or none."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -131,8 +121,6 @@ class Thinking(DialectBody):
 
 
 class OutputConfig(DialectBody):
-    """The form of the answer."""
-
     class OutputFormat(DialectBody):
         type: Literal["json_schema"]
         json_schema: Annotated[dict[str, Any], Field(alias="schema")]
@@ -161,24 +149,26 @@ class CountTokensBody(DialectBody):
     def request(self, context: RequestContext, model: GenerationModel) -> GenerationRequest:
         """The domain request. Raises BadRequest, PayloadTooLarge for an image."""
         think = self.thinking is not None and self.thinking.type != "disabled"
+        ignored = [f"tools.{tool.type}" for tool in self.tools or [] if isinstance(tool, OtherTool)]
         if think and not model.tokenizer.can_think:
-            context.note_ignored("thinking")
+            ignored.append("thinking")
         last = self.messages[-1]
         return GenerationRequest(
             context,
             self._conversation(),
             parameters.sampling(vars(self)),
             model.id,
-            tool_use=self._tool_use(context),
+            tool_use=self._tool_use(),
             grammar=self._schema(),
             think=think and model.tokenizer.can_think,
             split_reasoning=True,
             # Where the last turn is the assistant's, the answer continues it.
             rendering=Rendering(continue_last=last.role == "assistant"),
+            ignored=ignored,
         )
 
     def _conversation(self) -> tuple[Message, ...]:
-        """The turns, of which consecutive ones of one role are combined, as Anthropic promises. Raises BadRequest."""
+        """The turns. Raises BadRequest."""
         system = self.system if isinstance(self.system, str) else _text(self.system or ())
         system = "\n".join(line for line in system.split("\n") if not line.startswith(_BILLING))
         turns = [Message("system", system)] if system.strip() else []
@@ -211,11 +201,10 @@ class CountTokensBody(DialectBody):
                 turns.append(Message(message.role, text, tuple(past), images=images))
         return tuple(turns)
 
-    def _tool_use(self, context: RequestContext) -> ToolUse | None:
+    def _tool_use(self) -> ToolUse | None:
         tools: list[Tool] = []
         for index, tool in enumerate(self.tools or []):
             if isinstance(tool, OtherTool):
-                context.note_ignored(f"tools.{tool.type}")
                 continue
             where = f"tools[{index}].input_schema"
             tools.append(Tool(tool.name, tool.description or "", tool.input_schema, where, tool.strict is True))
@@ -235,8 +224,6 @@ class CountTokensBody(DialectBody):
 
 
 class MessagesBody(CountTokensBody):
-    """Body of POST /v1/messages."""
-
     max_tokens: Length
     stream: bool | None = None
     stop_sequences: list[str] | None = None
@@ -265,7 +252,7 @@ def _text(blocks: Sequence[Block]) -> str:
 
 
 def _text_and_images(content: str | Sequence[Block], where: str) -> tuple[str, tuple[Image, ...]]:
-    """The text of a content, and the images in it. Raises BadRequest, PayloadTooLarge."""
+    """Raises BadRequest, PayloadTooLarge."""
     if isinstance(content, str):
         return content, ()
     images: list[Image] = []
@@ -297,7 +284,9 @@ async def _read(request: web.Request, kind: type[B]) -> tuple[B, GenerationModel
     context = request_context(request)
     body = await read_body(request, kind)
     model = await generation_model(request.app[NODE].manager, body.model, context.deadline)
-    return body, model, body.request(context, model)
+    wanted = body.request(context, model)
+    note_ignored(request, *wanted.ignored)
+    return body, model, wanted
 
 
 class _Rendered(Renderer):
@@ -382,8 +371,6 @@ def _usage(prompt: int, completion: int) -> dict[str, int]:
 
 
 class AnthropicAnswer(Reply):
-    """POST /v1/messages."""
-
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -395,8 +382,6 @@ class AnthropicAnswer(Reply):
 
 
 class AnthropicCount(Reply):
-    """POST /v1/messages/count_tokens."""
-
     input_tokens: int
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
@@ -18,38 +18,36 @@ from worker_node.tasks.generate.request import AnswerSchema, Image, Message, Ren
 MAX_TOOLS = 128
 NO_TEMPLATE = "the model's own template cannot be replaced; send a finished prompt to /v1/completions"
 
-# Kinds of content that OpenAI's API has and this node does not: refused with the reason, not as mistakes.
-_IMAGES = frozenset({"image_url", "input_image"})
+# Content that OpenAI's API has and this node does not.
 _MEDIA = {
-    "input_audio": "sound",
-    "audio_url": "sound",
-    "video_url": "films",
-    "input_video": "films",
-    "file": "files",
-    "input_file": "files",
+    "input_audio": "sound is not supported; the models here read text and images",
+    "audio_url": "sound is not supported; the models here read text and images",
+    "video_url": "films are not supported; the models here read text and images",
+    "input_video": "films are not supported; the models here read text and images",
+    "file": "files are not supported; the models here read text and images",
+    "input_file": "files are not supported; the models here read text and images",
 }
+_IMAGES = dict.fromkeys(("image_url", "input_image"), "images are read in messages of the user only")
 
 
-def only_text(part: Any) -> Any:
-    """The part of a message that may hold text only, as it was sent. Raises PydanticCustomError."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in _IMAGES:
-        reason = "{kind}: images are read in messages of the user only"
-        raise PydanticCustomError("unsupported_part", reason, {"kind": kind})
-    return text_or_image(part)
+def refuse_types(reasons: Mapping[str, str]) -> BeforeValidator:
+    """Refuse parts of these types, each for its reason."""
+
+    def check(part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in reasons:
+            raise PydanticCustomError("unsupported", "{kind}: {reason}", {"kind": kind, "reason": reasons[kind]})
+        return part
+
+    return BeforeValidator(check)
 
 
-def text_or_image(part: Any) -> Any:
-    """The part of a message as it was sent. Raises PydanticCustomError for one that no model here reads."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in _MEDIA:
-        reason = "{kind}: {media} are not supported; the models here read text and images"
-        raise PydanticCustomError("unsupported_part", reason, {"kind": kind, "media": _MEDIA[kind]})
-    return part
+TEXT_OR_IMAGE = refuse_types(_MEDIA)
+ONLY_TEXT = refuse_types(_MEDIA | _IMAGES)
 
 
 class TextPart(DialectBody):
-    """A part of a message that is text: of chat, or of the Responses API."""
+    """Text, of chat or of the Responses API."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
@@ -58,11 +56,9 @@ class TextPart(DialectBody):
 
 
 class ImagePart(DialectBody):
-    """A part of a message that is an image; `detail` is a hint for models that see in several resolutions."""
+    """An image. `detail` is a hint for models that see in several resolutions."""
 
     class Url(DialectBody):
-        """The image itself, as a data URL."""
-
         url: str
         detail: str | None = None
 
@@ -73,19 +69,17 @@ class ImagePart(DialectBody):
 
 
 class RefusalPart(DialectBody):
-    """A part of an earlier answer in which a model declined; it is text, too."""
+    """Text of an earlier answer in which a model declined."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-Content = str | list[Annotated[TextPart, BeforeValidator(only_text)]]
-Part = Annotated[TextPart | ImagePart, Field(discriminator="type"), BeforeValidator(text_or_image)]
+Content = str | list[Annotated[TextPart, ONLY_TEXT]]
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type"), TEXT_OR_IMAGE]
 
 
 class ChatMessage(DialectBody):
-    """A message of a conversation."""
-
     rules: ClassVar[Table] = {
         "audio": Unsupported("audio is not supported"),
         "function_call": Unsupported("this is the form before 2023-11; use tool_calls"),
@@ -100,8 +94,6 @@ class SystemMessage(ChatMessage):
 
 
 class UserMessage(ChatMessage):
-    """What the user said."""
-
     role: Literal["user"]
     content: str | list[Part]
 
@@ -119,20 +111,14 @@ class PastCall(DialectBody):
 
 
 class AssistantMessage(ChatMessage):
-    """What the model answered."""
-
     role: Literal["assistant"]
-    content: (
-        str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type"), BeforeValidator(only_text)]] | None
-    ) = None
+    content: str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type"), ONLY_TEXT]] | None = None
     refusal: str | None = None
     tool_calls: list[PastCall] | None = None
     reasoning_content: str | None = None
 
 
 class ToolMessage(ChatMessage):
-    """What a called function returned."""
-
     role: Literal["tool"]
     content: Content
     tool_call_id: str
@@ -183,7 +169,7 @@ def text_and_images(
 
 
 def past_arguments(text: str | None) -> dict[str, Any]:
-    """The arguments of a call that a model made. They may be cut off or malformed: then the template shows the text."""
+    """The arguments of an earlier call. They may be cut off or malformed: then the template shows the text."""
     try:
         arguments = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:
@@ -198,16 +184,12 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class FunctionFields(DialectBody):
-    """A function, what it does, and the JSON schema of its arguments."""
-
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
 class FunctionTool(DialectBody):
-    """A function that the model may ask to be called."""
-
     class OfferedFunction(FunctionFields):
         name: ToolName
         strict: bool | None = None
@@ -217,10 +199,7 @@ class FunctionTool(DialectBody):
 
 
 class OtherTool(BaseModel):
-    """A tool of another type, most often one that OpenAI's servers run themselves: it is passed over and listed.
-
-    Clients offer such tools whatever the server is.
-    """
+    """A tool that another server runs itself. Clients offer such tools to any server: it is ignored and listed."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -228,7 +207,7 @@ class OtherTool(BaseModel):
 
 
 def except_types(*known: str) -> AfterValidator:
-    """For `OtherTool`: its type is none of the `known` ones, so that their own models report what is wrong."""
+    """For `OtherTool`: refuses types that have models of their own, which report what is wrong."""
 
     def check(tool: OtherTool) -> OtherTool:
         if tool.type in known:
@@ -266,8 +245,11 @@ Mode = Literal["none", "auto", "required"]
 OtherChoice = Annotated[OtherTool, except_types("function", "allowed_tools")]
 
 
-class ResponseFormat(DialectBody):
-    """The form of the answer. A schema is always enforced; where it is not strict, without what cannot be enforced."""
+class AnswerFormat(DialectBody):
+    """The form of the answer. Where a schema is not strict, keywords that cannot be enforced are dropped.
+
+    Chat has the schema in `json_schema`, the Responses API and llama.cpp beside the type.
+    """
 
     class JsonSchema(DialectBody):
         name: ToolName
@@ -277,21 +259,23 @@ class ResponseFormat(DialectBody):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-    # Where llama.cpp's server takes it.
+    name: str | None = None
+    description: str | None = None
     bare_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
 
-    def schema_of_answer(self) -> AnswerSchema | None:
-        """What the answer must match. Raises BadRequest where the schema is missing."""
+    def schema_of_answer(self, where: str, needed: str) -> AnswerSchema | None:
+        """Return the schema of a format at `where`. Raises BadRequest where the `needed` field is missing."""
         if self.type == "text":
             return None
         if self.type == "json_schema" and self.json_schema is not None:
-            given, where = self.json_schema, "response_format.json_schema.schema"
-            return AnswerSchema(given.json_schema, where, given.strict is True)
+            given, place = self.json_schema, f"{where}.json_schema.schema"
+            return AnswerSchema(given.json_schema, place, given.strict is True)
         if self.bare_schema is not None:
-            return AnswerSchema(self.bare_schema, "response_format.schema", strict=False)
+            return AnswerSchema(self.bare_schema, f"{where}.schema", self.strict is True)
         if self.type == "json_schema":
-            raise BadRequest("response_format.json_schema: it is missing", param="response_format.json_schema")
-        return AnswerSchema({"type": "object"}, "response_format")
+            raise BadRequest(f"{where}.{needed}: it is missing", param=f"{where}.{needed}")
+        return AnswerSchema({"type": "object"}, where)
 
 
 def tool_of(fields: FunctionFields, where: str, *, strict: bool) -> Tool:
@@ -303,8 +287,10 @@ def tool_of(fields: FunctionFields, where: str, *, strict: bool) -> Tool:
 def tool_use(
     tools: Sequence[Tool], choice: str | OtherTool | None, names: Sequence[str] | None = None, *, single: bool
 ) -> ToolUse | None:
-    """The tools that the model may call (all, or those of the `names`), and whether it must: `choice` is none, auto or
-    required. Raises BadRequest for names of no tool, and where a tool that was passed over is to be called."""
+    """The tools that may be called: all, or those of the `names`. `choice` is none, auto (or None), or required.
+
+    Raises BadRequest for names of no tool, and for the choice of a tool that was ignored.
+    """
     if isinstance(choice, OtherTool):
         raise BadRequest(
             f"tool_choice: this node has no tools of type {choice.type[:60]!r}; choose a function of the tools",
@@ -326,7 +312,7 @@ def tool_use(
     return ToolUse(chosen, forced=choice == "required", single=single) if chosen else None
 
 
-# vLLM's parameters of a conversation's rendering: the template's own variables, and where the prompt ends.
+# vLLM's parameters of the chat template.
 
 _MAX_BYTES = 8192
 _MAX_NESTING = 5
@@ -335,8 +321,6 @@ _RESERVED = frozenset({"add_generation_prompt", "bos_token", "chat_template", "e
 
 
 class RenderingBody(DialectBody):
-    """How a conversation becomes a prompt."""
-
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

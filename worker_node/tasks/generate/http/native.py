@@ -17,14 +17,12 @@ from worker_node.http.sse import event_frame
 from worker_node.tasks.generate.answer import Finished, Grown
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.parameters import Length, Temperature
-from worker_node.tasks.generate.http.replies import Ask, Renderer, generation_route
+from worker_node.tasks.generate.http.replies import Ask, ChoiceEvent, Renderer, generation_route
 from worker_node.tasks.generate.request import GenerationRequest, Message
-from worker_node.tasks.generate.service import ChoiceEvent, Choices
+from worker_node.tasks.generate.service import Choices
 
 
 class InferenceBody(Body):
-    """Body of POST /inference."""
-
     prompt: str
     model: str | None = None
     max_new_tokens: Length | None = None
@@ -87,8 +85,6 @@ class _Native(Renderer):
 
 
 class Inference(Reply):
-    """POST /inference."""
-
     model: str
     device: str
     text: str

@@ -1,7 +1,8 @@
-"""Ollama's routes: its models, and POST /api/generate and /api/chat with the answer in frames or as one whole."""
+"""Ollama's routes: its models, and POST /api/generate and /api/chat."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import time
@@ -15,7 +16,7 @@ from pydantic import Field
 
 from worker_node.core.errors import BadRequest, ModelNotFound, NodeError, NotOffered
 from worker_node.core.types import Device, RequestContext
-from worker_node.http.body import DialectBody, deadline_of, limited, read_body
+from worker_node.http.body import DialectBody, deadline_of, limited, note_ignored, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import message
 from worker_node.http.leniency import Table, Unsupported
@@ -30,7 +31,14 @@ from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import FunctionFields, past_arguments, tool_of
 from worker_node.tasks.generate.http.parameters import ContextLength, KeepAlive, RepetitionPenalty, SamplingBody
-from worker_node.tasks.generate.http.replies import Ask, Renderer, chat_logprobs, generation_route, known_alternatives
+from worker_node.tasks.generate.http.replies import (
+    Ask,
+    ChoiceEvent,
+    Renderer,
+    chat_logprobs,
+    generation_route,
+    known_alternatives,
+)
 from worker_node.tasks.generate.images import image_of_base64
 from worker_node.tasks.generate.request import (
     AnswerSchema,
@@ -41,7 +49,7 @@ from worker_node.tasks.generate.request import (
     ToolCall,
     ToolUse,
 )
-from worker_node.tasks.generate.service import ChoiceEvent, Choices
+from worker_node.tasks.generate.service import Choices
 
 # The version of Ollama's API that this dialect follows. Tools compare it to know what they may ask for.
 OLLAMA_API_VERSION = "0.12.6"
@@ -58,7 +66,7 @@ async def served(request: web.Request, name: str) -> ServedModel:
 
 
 def _not_found(name: str) -> ModelNotFound:
-    """The error for a name that no model has, in the words that clients look for before they pull."""
+    """In the words that clients look for before they pull."""
     return ModelNotFound(f"model {name[:200]!r} not found", param="model")
 
 
@@ -104,10 +112,16 @@ async def keeping(request: web.Request, model: ServedModel | str, keep_alive: Ke
 
 
 class NamedBody(DialectBody):
-    """A body that names a model; `name` is the older word for it."""
+    """A body that names a model; `name` is the older word for it.
+
+    `insecure` changes nothing: every download is verified.
+    """
 
     model: str | None = None
     name: str | None = None
+    verbose: bool | None = None
+    insecure: bool | None = None
+    stream: bool | None = None
 
     def wanted(self) -> str:
         """The name. Raises BadRequest if there is none."""
@@ -115,22 +129,6 @@ class NamedBody(DialectBody):
         if not name:
             raise BadRequest("model: its name is missing", param="model")
         return name
-
-
-class ShowBody(NamedBody):
-    """Body of POST /api/show."""
-
-    verbose: bool | None = None
-
-
-class OllamaPullBody(NamedBody):
-    """Body of POST /api/pull: a name of the catalog, or any source that `npu-node pull` takes.
-
-    Every download is verified, so `insecure` changes nothing.
-    """
-
-    insecure: bool | None = None
-    stream: bool | None = None
 
 
 async def _version(_request: web.Request) -> web.Response:
@@ -173,7 +171,7 @@ async def _ps(request: web.Request) -> web.Response:
 
 
 async def _show(request: web.Request) -> web.Response:
-    body = await read_body(request, ShowBody)
+    body = await read_body(request, NamedBody)
     model = await served(request, body.wanted())
     installed = model.installed
     info = {
@@ -198,20 +196,17 @@ async def _show(request: web.Request) -> web.Response:
 
 
 async def _pull(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, OllamaPullBody)
+    body = await read_body(request, NamedBody)
     job = await start_pull(request, body.wanted())
     if body.stream is False:
-        async for _ in job.changes():
-            pass
+        await asyncio.wait([job.task])
         if job.error is not None:
             raise job.error
         return json_response({"status": "success"})
     async with LineStream(request, {}) as stream:
         await stream.send({"status": "pulling manifest"})
-        async for state in job.changes():
-            if state["stage"] is not None and state["state"] == "running":
-                size = {name: state[name] for name in ("total", "completed")} if state["total"] is not None else {}
-                await stream.send({"status": state["stage"], **size})
+        async for state in job.progress():
+            await stream.send(state)
         if job.error is None:
             await stream.send({"status": "success"})
         else:
@@ -261,10 +256,7 @@ def frame(model: str, **fields: Any) -> dict[str, Any]:
 
 
 class _Frames(Renderer):
-    """Renders one answer of /api/chat, or of /api/generate. `model` is the name that the client used.
-
-    `top_logprobs` is how many alternatives each token has; None where log probabilities were not asked for.
-    """
+    """One answer. `model` is the name that the client used, `top_logprobs` None without log probabilities."""
 
     frames = LineStream
 
@@ -310,8 +302,7 @@ class _Frames(Renderer):
         return {"logprobs": chat_logprobs(tokens, self._top)["content"]} if tokens and self._top is not None else {}
 
     def _last(self, finished: Finished, said: dict[str, Any]) -> dict[str, Any]:
-        """The last frame. Reading the prompt lasts from the start in the engine to the first token, writing from there
-        to the end."""
+        """The last frame. Reading the prompt takes from the engine's start to the first token."""
         timing = finished.timing
         started = timing.total - timing.inference
         reading = timing.inference if timing.first_token is None else max(0.0, timing.first_token - started)
@@ -335,13 +326,10 @@ class _Frames(Renderer):
 
 
 class OllamaOptions(SamplingBody):
-    """Sampling options. Those on memory and threads, which this node uses in its own way, change no answer.
-
-    Clients send Ollama's defaults along: a refused option at its default is passed over.
-    """
+    """Sampling options. Those on memory and threads change no answer and are ignored."""
 
     # Ollama's documents had them once. What they have now and this engine lacks (`typical_p`, `repeat_last_n`) is
-    # passed over: clients send Ollama's own example.
+    # ignored: clients send Ollama's own example.
     rules: ClassVar[Table] = {
         "mirostat": Unsupported("this engine has no Mirostat sampling"),
         "tfs_z": Unsupported("this engine has no tail-free sampling", (1,)),
@@ -367,9 +355,6 @@ class _Common(DialectBody):
     def request(self, context: RequestContext, model: str, **more: Any) -> GenerationRequest:
         """The domain request, for the model of that id. Raises BadRequest."""
         options = self.options or OllamaOptions()
-        if self.shift:
-            # False is what always happens here: an answer ends where the context does.
-            context.note_ignored("shift")
         form = None
         if self.format:
             # Ollama passes over what it cannot enforce, and has no word for strict.
@@ -383,16 +368,16 @@ class _Common(DialectBody):
             model=model,
             grammar=form,
             think=bool(self.think) if isinstance(self.think, str) else self.think,
-            # A level of thinking is a variable of the templates that know levels; others think or do not.
+            # A variable of templates that know levels of thinking; others think or do not.
             rendering=Rendering({"reasoning_effort": self.think} if isinstance(self.think, str) else {}),
             context_limit=options.num_ctx,
+            # False is what always happens here: an answer ends where the context does.
+            ignored=["shift"] if self.shift else [],
             **more,
         )
 
 
 class GenerateBody(_Common):
-    """Body of POST /api/generate."""
-
     rules: ClassVar[Table] = {
         "context": Unsupported("earlier tokens cannot be handed back; use /api/chat with the earlier messages"),
         "suffix": Unsupported("text cannot be filled in before a suffix: the models here only continue a prompt"),
@@ -407,8 +392,6 @@ class GenerateBody(_Common):
 
 
 class OllamaCall(DialectBody):
-    """A call that the model made; its arguments are an object."""
-
     class OllamaCalledFunction(DialectBody):
         name: str
         arguments: dict[str, Any] = Field(default_factory=dict)
@@ -432,8 +415,6 @@ class OllamaMessage(DialectBody):
 
 
 class OllamaTool(DialectBody):
-    """A function that the model may ask to be called."""
-
     class OllamaOfferedFunction(FunctionFields):
         name: Annotated[str, Field(min_length=1, max_length=128)]
 
@@ -442,26 +423,11 @@ class OllamaTool(DialectBody):
 
 
 class OllamaChatBody(_Common):
-    """Body of POST /api/chat."""
-
     takes_images: ClassVar[bool] = True
 
     messages: list[OllamaMessage] | None = None
     tools: list[OllamaTool] | None = None
     truncate: bool | None = None
-
-
-def _conversation(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
-    return tuple(
-        Message(
-            turn.role,
-            turn.content or "",
-            tuple(ToolCall(call.function.name, call.function.arguments) for call in turn.tool_calls or []),
-            turn.tool_name,
-            _images(turn.images, f"messages[{number}].images"),
-        )
-        for number, turn in enumerate(messages)
-    )
 
 
 def _images(images: Sequence[str] | None, where: str) -> tuple[Image, ...]:
@@ -497,10 +463,15 @@ async def _chat(request: web.Request) -> Ask | web.StreamResponse:
     tools = [
         tool_of(tool.function, f"tools[{index}].function", strict=False) for index, tool in enumerate(body.tools or [])
     ]
+    turns = []
+    for number, turn in enumerate(body.messages):
+        calls = [ToolCall(call.function.name, call.function.arguments) for call in turn.tool_calls or []]
+        images = _images(turn.images, f"messages[{number}].images")
+        turns.append(Message(turn.role, turn.content or "", tuple(calls), turn.tool_name, images))
     wanted = body.request(
         context,
         model.id,
-        prompt=_conversation(body.messages),
+        prompt=tuple(turns),
         tool_use=ToolUse(tuple(tools)) if tools else None,
         split_reasoning=True,
         # Ollama's own default.
@@ -539,13 +510,13 @@ def _ask(request: web.Request, body: _Common, model: ServedModel, wanted: Genera
         known = known_alternatives(sampling.temperature if given else parameters.OLLAMA_DEFAULTS["temperature"])
         top = limited(request, "top_logprobs", body.top_logprobs or 0, known)
     elif body.top_logprobs:
-        wanted.context.note_ignored("top_logprobs")
+        note_ignored(request, "top_logprobs")
     renderer = partial(_Frames, body.model, top, chat=isinstance(body, OllamaChatBody))
     return Ask([wanted], renderer, body.stream is not False, kept)
 
 
 class OllamaFrame(Reply):
-    """A frame of /api/generate or /api/chat, and its whole reply without a stream."""
+    """A frame, and the whole reply without a stream."""
 
     model: str
     created_at: str
@@ -555,20 +526,14 @@ class OllamaFrame(Reply):
 
 
 class OllamaVersion(Reply):
-    """GET /api/version."""
-
     version: str
 
 
 class OllamaModels(Reply):
-    """GET /api/tags and /api/ps."""
-
     models: list[dict[str, Any]]
 
 
 class OllamaShow(Reply):
-    """POST /api/show."""
-
     details: dict[str, Any]
     model_info: dict[str, Any]
     capabilities: list[str]
@@ -576,8 +541,6 @@ class OllamaShow(Reply):
 
 
 class OllamaStatus(Reply):
-    """POST /api/pull."""
-
     status: str
 
 
@@ -587,10 +550,8 @@ OPERATIONS = (
     ApiOperation("get", "/api/version", _version, "Ollama: version of the API", {JSON: OllamaVersion}),
     ApiOperation("get", "/api/tags", _tags, "Ollama: list models", {JSON: OllamaModels}),
     ApiOperation("get", "/api/ps", _ps, "Ollama: models in memory", {JSON: OllamaModels}),
-    ApiOperation("post", "/api/show", _show, "Ollama: one model", {JSON: OllamaShow}, ShowBody),
-    ApiOperation(
-        "post", "/api/pull", _pull, "Ollama: install a model", {JSON: OllamaStatus, LINES: None}, OllamaPullBody
-    ),
+    ApiOperation("post", "/api/show", _show, "Ollama: one model", {JSON: OllamaShow}, NamedBody),
+    ApiOperation("post", "/api/pull", _pull, "Ollama: install a model", {JSON: OllamaStatus, LINES: None}, NamedBody),
     ApiOperation("delete", "/api/delete", _delete, "Ollama: remove a model", {}, NamedBody),
     *(
         ApiOperation("post", f"/api/{name}", _not_offered, "Ollama: not offered", {})

@@ -1,4 +1,4 @@
-"""OpenAI's POST /v1/chat/completions and /v1/completions: answer a conversation, continue prompts as they stand."""
+"""OpenAI's POST /v1/chat/completions and /v1/completions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from worker_node.tasks.generate.answer import Block, BlockKind, Event, Finished,
 from worker_node.tasks.generate.http.conversation import (
     NO_TEMPLATE,
     AllowedChoice,
+    AnswerFormat,
     FunctionTool,
     Mode,
     NamedChoice,
     OtherChoice,
     OtherThanFunction,
     RenderingBody,
-    ResponseFormat,
     Turn,
     conversation,
     tool_of,
@@ -41,6 +41,7 @@ from worker_node.tasks.generate.http.ollama import keeping
 from worker_node.tasks.generate.http.parameters import SAMPLING, Length, SamplingFields, StreamOptions
 from worker_node.tasks.generate.http.replies import (
     Ask,
+    ChoiceEvent,
     Renderer,
     busy_of,
     chat_logprobs,
@@ -49,7 +50,7 @@ from worker_node.tasks.generate.http.replies import (
     known_alternatives,
 )
 from worker_node.tasks.generate.request import GenerationRequest, TokenIds, ToolUse
-from worker_node.tasks.generate.service import ChoiceEvent, Choices
+from worker_node.tasks.generate.service import Choices
 
 MAX_GENERATIONS = 128
 
@@ -57,7 +58,7 @@ Json = dict[str, Any]
 
 
 class _Rendered(Renderer):
-    """What both routes share: an object around the choices, with one id and one time for the whole of a reply."""
+    """The object around the choices, with one id and one time for a whole reply."""
 
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
@@ -125,14 +126,13 @@ class _Rendered(Renderer):
         return event_frame(body | busy)
 
     def _usage(self, finished: Sequence[Finished]) -> dict[str, int]:
-        """Tokens in and out, of all choices; a prompt counts once, however many choices continue it."""
-        # As the engine counted them: before, those of images are an estimate.
+        # A prompt counts once for all of its choices, as the engine counted it: before, images are an estimate.
         prompt = sum(end.usage.prompt_tokens for end in finished) // self._choices_per_prompt
         return _token_usage(prompt, sum(end.usage.completion_tokens for end in finished))
 
 
 def _best(ends: Sequence[Finished], per_prompt: int, count: int) -> Iterator[int]:
-    """Those to return of the generations of each prompt: as OpenAI ranks them, by the log probability of a token."""
+    """Those to return for each prompt: the likeliest ones by token, as OpenAI ranks them."""
     for first in range(0, len(ends), per_prompt):
         group = range(first, first + per_prompt)
         yield from sorted(group, key=lambda one: -ends[one].mean_logprob)[:count] if per_prompt > count else group
@@ -146,8 +146,6 @@ def _token_usage(prompt: int, completion: int) -> dict[str, int]:
 
 
 class ChatBody(SamplingFields, RenderingBody):
-    """Body of POST /v1/chat/completions."""
-
     rules: ClassVar[Table] = {
         **SAMPLING,
         "add_special_tokens": Unsupported("the chat template writes the special tokens"),
@@ -166,7 +164,7 @@ class ChatBody(SamplingFields, RenderingBody):
     max_completion_tokens: Length | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
+    response_format: AnswerFormat | None = None
     tools: list[FunctionTool | OtherThanFunction] | None = None
     tool_choice: Mode | NamedChoice | AllowedChoice | OtherChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -178,17 +176,19 @@ class ChatBody(SamplingFields, RenderingBody):
             raise BadRequest("top_logprobs: only with logprobs: true", param="top_logprobs")
         if self.modalities is not None and self.modalities != ["text"]:
             raise BadRequest('modalities: must be ["text"]; nothing else is supported', param="modalities")
+        form = self.response_format
         return self.requests_for(
             context,
             conversation(self.messages),
             logprobs=bool(self.logprobs),
-            form=self.response_format.schema_of_answer() if self.response_format else None,
-            tool_use=self._tool_use(context),
+            form=form.schema_of_answer("response_format", "json_schema") if form else None,
+            tool_use=self._tool_use(),
+            ignored=[f"tools.{tool.type}" for tool in self.tools or [] if not isinstance(tool, FunctionTool)],
             split_reasoning=True,
             rendering=self.rendering(),
         )
 
-    def _tool_use(self, context: RequestContext) -> ToolUse | None:
+    def _tool_use(self) -> ToolUse | None:
         if self.tools is None and self.tool_choice is None:
             return None
         tools = []
@@ -196,8 +196,6 @@ class ChatBody(SamplingFields, RenderingBody):
             if isinstance(tool, FunctionTool):
                 strict = tool.function.strict is True
                 tools.append(tool_of(tool.function, f"tools[{index}].function", strict=strict))
-            else:
-                context.note_ignored(f"tools.{tool.type}")
         single = self.parallel_tool_calls is False
         match self.tool_choice:
             case NamedChoice(function=function):
@@ -272,8 +270,6 @@ def _delta(index: int, delta: Json, finish: str | None = None) -> Json:
 
 
 class ChatChoice(Reply):
-    """One answer."""
-
     index: int
     message: dict[str, Any]
     logprobs: dict[str, Any] | None
@@ -282,8 +278,6 @@ class ChatChoice(Reply):
 
 
 class ChatCompletion(Reply):
-    """POST /v1/chat/completions."""
-
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -298,8 +292,6 @@ Ids = Annotated[list[int], Field(min_length=1)]
 
 
 class CompletionsBody(SamplingFields):
-    """Body of POST /v1/completions."""
-
     rules: ClassVar[Table] = {
         **SAMPLING,
         "add_special_tokens": Unsupported("send token ids for a prompt without special tokens", (True,)),
@@ -316,7 +308,7 @@ class CompletionsBody(SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     def requests(self, context: RequestContext) -> list[GenerationRequest]:
-        """One domain request for each prompt and choice, those of a prompt together. Raises BadRequest."""
+        """One domain request for each choice, those of a prompt together. Raises BadRequest."""
         if self.max_tokens == 0:
             raise BadRequest(
                 "max_tokens: must be 1 or more, got 0; /tokenize counts the tokens of a prompt", param="max_tokens"
@@ -375,8 +367,6 @@ def _text_choice(index: int, text: str, logprobs: Json | None = None, finish: st
 
 
 class TextChoice(Reply):
-    """One continuation."""
-
     index: int
     text: str
     logprobs: dict[str, Any] | None
@@ -385,8 +375,6 @@ class TextChoice(Reply):
 
 
 class Completion(Reply):
-    """POST /v1/completions."""
-
     id: str
     object: Literal["text_completion"]
     created: int

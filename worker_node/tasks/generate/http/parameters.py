@@ -1,7 +1,7 @@
-"""What a request says on sampling and the form of its answer: one table of parameters, and OpenAI's shared body.
+"""What a request says on sampling and the form of its answer.
 
-A parameter means the same through every dialect because it is read here and nowhere else. A parameter that is absent or
-null is left open: the model's own default counts, or Ollama's in its dialect (`OLLAMA_DEFAULTS`)."""
+A parameter means the same in every dialect because it is read here only. One that is absent or null is left open: the
+model's own default counts, or Ollama's in its dialect (`OLLAMA_DEFAULTS`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from worker_node.tasks.generate.service import repeated
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_CHARACTERS = 256
 _SEEDS = 2**63
-# Below it only ties are sampled. Engines divide by the temperature in float32, which overflows below about 1e-37.
+# Engines divide by the temperature in float32, which overflows below about 1e-37.
 _LEAST_TEMPERATURE = 1e-6
 # Engines want it above 0 in float32.
 _LEAST_TOP_P = 1e-6
@@ -55,43 +55,33 @@ class SamplingBody(DialectBody):
     frequency_penalty: Penalty | None = None
 
 
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "max_new_tokens"),
+)
 # The field of `Sampling` that each parameter sets.
-FIELDS: Mapping[str, str] = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "stop": "stop",
+FIELDS: Mapping[str, str] = {name: name for name in _SAME} | {
     "stop_sequences": "stop",  # Anthropic
-    "stop_token_ids": "stop_token_ids",  # vLLM
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "repetition_penalty": "repetition_penalty",  # vLLM
     "repeat_penalty": "repetition_penalty",  # llama.cpp, Ollama
-    "ignore_eos": "ignore_eos",
-    "min_tokens": "min_tokens",  # vLLM
-    "max_new_tokens": "max_new_tokens",  # native
     "max_tokens": "max_new_tokens",  # OpenAI, Anthropic
     "max_completion_tokens": "max_new_tokens",  # OpenAI
     "max_output_tokens": "max_new_tokens",  # OpenAI's Responses
     "n_predict": "max_new_tokens",  # llama.cpp
     "num_predict": "max_new_tokens",  # Ollama
 }
-# What counts in Ollama's dialect where the request leaves a parameter open, whatever the model's own defaults are.
+# What counts in Ollama's dialect where the request leaves a parameter open.
 OLLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
 def sent_as(field: str, given: Mapping[str, Any]) -> str:
-    """The parameter of the request that means this field of `Sampling`; the field's own name where none was sent."""
+    """The parameter that set this field of `Sampling`; the field's own name where none did."""
     return next((name for name, one in FIELDS.items() if one == field and given.get(name) is not None), field)
 
 
 def sampling(given: Mapping[str, Any], **more: Any) -> Sampling:
-    """Return how to sample, from the parameters among `given`, the fields of a body.
+    """Return how to sample, from the fields of a body; `more` are fields that the dialect sets by itself.
 
-    `more` are fields of `Sampling` that the dialect sets by itself. Raises BadRequest for a value out of range, and for
-    two parameters that mean the same and differ.
+    Raises BadRequest for a value out of range, and for two parameters that mean the same and differ.
     """
     fields: dict[str, Any] = {}
     for name, field in FIELDS.items():
@@ -148,9 +138,9 @@ def _stop_sequences(given: str | list[str], name: str) -> tuple[str, ...]:
 # Seconds, or a duration such as 5m.
 KeepAlive = str | float
 
-# The fields of OpenAI's generation routes that this node does not implement, local servers' additions among them.
-# Sources: the API references of OpenAI, vLLM, llama.cpp's server and OpenRouter.
+# What this node does not implement of the API references of OpenAI, vLLM, llama.cpp's server and OpenRouter.
 
+_BEAMS = "this node searches no beams; use best_of, which returns the best of several answers"
 _SAMPLER = "this engine has no such sampling; leave it out, or use temperature, top_p, top_k, min_p and the penalties"
 _TOKENS = "single tokens cannot be favoured or forbidden by this engine"
 _NO_LAZY = (
@@ -164,7 +154,9 @@ SAMPLING: Table = {
     "bad_words": Unsupported(_TOKENS),
     "dry_multiplier": Unsupported(_SAMPLER),
     "dynatemp_range": Unsupported(_SAMPLER),
-    "early_stopping": Unsupported("a beam search ends when no better answer is likely"),
+    "early_stopping": Unsupported(_BEAMS),
+    "length_penalty": Unsupported(_BEAMS, (1,)),
+    "use_beam_search": Unsupported(_BEAMS),
     "grammar": Unsupported(_NO_GRAMMAR),
     "grammar_lazy": Unsupported(_NO_LAZY),
     "grammar_triggers": Unsupported(_NO_LAZY),
@@ -233,10 +225,7 @@ class StreamOptions(DialectBody):
 
 
 class SamplingFields(SamplingBody):
-    """What the bodies of chat and completions share: OpenAI's sampling, and what vLLM and llama.cpp add.
-
-    The `guided_` fields, `json_schema` and `structured_outputs` stand beside, or in place of, `response_format`.
-    """
+    """What the bodies of chat and completions share: OpenAI's fields, and what vLLM and llama.cpp add."""
 
     # In tokens, of an answer to a request that names no length.
     default_length: ClassVar[int | None] = None
@@ -248,8 +237,6 @@ class SamplingFields(SamplingBody):
     # What the schema takes; a model's own best_of_limit decides.
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
-    use_beam_search: bool | None = None
-    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_SEQUENCES)] | None = None
     return_token_ids: bool | None = None
@@ -268,8 +255,8 @@ class SamplingFields(SamplingBody):
 
     @property
     def generations(self) -> int:
-        """How many generations answer a prompt; more than `n` are ranked, and the `n` best returned."""
-        return (None if self.use_beam_search else self.best_of) or self.n or 1
+        """How many answers are generated for a prompt; of more than `n` the best are returned."""
+        return self.best_of or self.n or 1
 
     def requests_for(
         self,
@@ -280,10 +267,7 @@ class SamplingFields(SamplingBody):
         form: AnswerSchema | None = None,
         **more: Any,
     ) -> list[GenerationRequest]:
-        """One domain request for each generation of a prompt; `more` are fields of it. Raises BadRequest.
-
-        `form` is the form of the answer that a field of the route asks for.
-        """
+        """One domain request for each generation; `form` is what a field of the route asks for. Raises BadRequest."""
         names = {"max_new_tokens": sent_as("max_new_tokens", vars(self))}
         if isinstance(prompt, tuple):
             names["prompt"] = "messages"
@@ -313,27 +297,14 @@ class SamplingFields(SamplingBody):
             given["max_new_tokens"] = self.default_length
         if width < n:
             raise BadRequest(f"best_of: must be at least n, {n}, got {width}", param="best_of")
-        if self.stream and (width > n or self.use_beam_search):
-            raise BadRequest(
-                "stream: best_of and use_beam_search choose among whole answers; leave them out, or stream",
-                param="stream",
-            )
+        if self.stream and width > n:
+            raise BadRequest("stream: best_of chooses among whole answers; leave it out, or stream", param="stream")
         if self.stream and self.return_token_ids:
             raise BadRequest(
                 "return_token_ids: only whole replies have token ids; leave out return_token_ids or stream",
                 param="return_token_ids",
             )
-        ids = bool(self.return_token_ids)
-        if not self.use_beam_search:
-            return sampling(given, logprobs=logprobs or width > n, token_ids=ids)
-        if width == 1:
-            raise BadRequest("use_beam_search: best_of must be the number of beams, at least 2", param="best_of")
-        given["temperature"] = 0.0
-        if not self.repeat_penalty:
-            # GenAI takes no repetition penalty with it, so a model's own does not count either.
-            given["repetition_penalty"] = self.repetition_penalty or 1
-        more = {"beams": width, "length_penalty": 1.0 if self.length_penalty is None else self.length_penalty}
-        return sampling(given, logprobs=logprobs, token_ids=ids, **more)
+        return sampling(given, logprobs=logprobs or width > n, token_ids=bool(self.return_token_ids))
 
     def _answer_form(self, form: AnswerSchema | None) -> Answer | None:
         more = self.structured_outputs or StructuredOutputs()

@@ -1,34 +1,39 @@
-"""How every dialect answers: it parses a request into an `Ask` and renders the events of the answer.
-
-`answering` makes the handler of a route from a dialect's parser; a dialect's `Renderer` writes an answer, whole or as
-frames of a stream. Below them are log probabilities, as several dialects write them.
-"""
+"""How every dialect answers: it parses a request into an `Ask`, and its `Renderer` writes the answer."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import reduce
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from aiohttp import web
 
 from worker_node.core.errors import NodeError
-from worker_node.core.types import NOT_MEASURED, Busy
+from worker_node.core.types import Busy
+from worker_node.http.body import limited, note_ignored
 from worker_node.http.context import route_headers
 from worker_node.http.replies import json_response
-from worker_node.http.request_state import NODE
+from worker_node.http.request_state import NODE, STATE
 from worker_node.http.sse import EventStream, LineStream
 from worker_node.http.task import EVENTS, JSON, ApiOperation, Handler, Model
-from worker_node.tasks.generate.answer import Finished, TokenLogprob
+from worker_node.tasks.generate.answer import Event, Finished, TokenLogprob
+from worker_node.tasks.generate.prompting import PreparedGeneration
 from worker_node.tasks.generate.request import GenerationRequest
-from worker_node.tasks.generate.service import ChoiceEvent, Choices, generate_choices
+from worker_node.tasks.generate.service import Choices, generate_choices
+
+
+class ChoiceEvent(NamedTuple):
+    """An event of the generation number `choice`, which has made `tokens` so far."""
+
+    choice: int
+    event: Event
+    tokens: int
 
 
 class Renderer(ABC):
-    """Writes an answer in one dialect. A stream is made of frames; its error is its last frame, and says so."""
+    """Writes an answer in one dialect. The error of a stream is its last frame."""
 
     frames: ClassVar[type[EventStream | LineStream]] = EventStream
 
@@ -51,7 +56,7 @@ class Renderer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a request asks for, and who renders the answer. `kept` has the model kept in memory after it."""
+    """What a request asks for, and who renders it. `kept` keeps the model in memory after it."""
 
     requests: Sequence[GenerationRequest]
     renderer: Callable[[Choices], Renderer]
@@ -78,19 +83,24 @@ def answering(parse: Parse) -> Handler:
         if isinstance(ask, web.StreamResponse):
             return ask
         services = request.app[NODE].services
+        if ask.requests[0].ignored:
+            note_ignored(request, *ask.requests[0].ignored)
         async with ask.kept, generate_choices(services, ask.requests, stream=ask.stream) as choices:
+            prepared = choices.runs[0].prepared
+            if prepared.ignored or prepared.limited:
+                _note_effects(request, prepared)
             renderer = ask.renderer(choices)
             if not ask.stream:
-                found = {index: event async for [(index, event, _)] in choices.events if isinstance(event, Finished)}
+                found = {index: end async for index, [end], _ in choices.events if isinstance(end, Finished)}
                 ends = [found[index] for index in range(len(choices.runs))]
                 return json_response(renderer.whole(ends), headers=route_headers(choices.routes[0], busy_of(ends)))
             async with renderer.frames(request, route_headers(choices.routes[0])) as stream:
                 try:
                     await stream.write(renderer.opening())
-                    async for events in choices.events:
+                    async for index, events, tokens in choices.events:
                         frames = b""
                         for event in events:
-                            frames += renderer.event(event)
+                            frames += renderer.event(ChoiceEvent(index, event, tokens))
                         if frames:
                             await stream.write(frames)
                 except NodeError as error:
@@ -101,9 +111,20 @@ def answering(parse: Parse) -> Handler:
     return answer
 
 
-def busy_of(ends: Iterable[Finished]) -> Busy:
+def _note_effects(request: web.Request, prepared: PreparedGeneration) -> None:
+    """List what the model leaves without its full effect, or refuse it where the node is strict."""
+    note_ignored(request, *prepared.ignored)
+    # Bodies of the native API list nothing.
+    for name, most in prepared.limited.items() if request[STATE].ignored is not None else ():
+        limited(request, name, most + 1, most)
+
+
+def busy_of(ends: Sequence[Finished]) -> Busy:
     """The NPU's busy time over the generations of one request."""
-    return reduce(Busy.plus, (end.busy for end in ends), NOT_MEASURED)
+    busy = ends[0].busy
+    for end in ends[1:]:
+        busy = busy.plus(end.busy)
+    return busy
 
 
 # Log probabilities. The engine reports the probability of the chosen token and of no other, so the likeliest token is

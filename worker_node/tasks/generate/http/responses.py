@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses: the answer as items, whole or as the events of their growth. Nothing is stored."""
+"""OpenAI's POST /v1/responses: the answer as items. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext, Route
-from worker_node.http.body import DialectBody, note_ignored, read_body
+from worker_node.http.body import DialectBody, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Table, Unsupported
@@ -24,6 +24,8 @@ from worker_node.http.sse import event_frame
 from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import (
+    TEXT_OR_IMAGE,
+    AnswerFormat,
     FunctionFields,
     ImagePart,
     Mode,
@@ -34,20 +36,19 @@ from worker_node.tasks.generate.http.conversation import (
     except_types,
     past_arguments,
     text_and_images,
-    text_or_image,
     tool_of,
     tool_use,
 )
 from worker_node.tasks.generate.http.parameters import SAMPLING, Length, RepetitionPenalty, SamplingBody
-from worker_node.tasks.generate.http.replies import Ask, Renderer, generation_route
-from worker_node.tasks.generate.request import AnswerSchema, GenerationRequest, Message, Tool, ToolCall, ToolUse
-from worker_node.tasks.generate.service import ChoiceEvent, Choices
+from worker_node.tasks.generate.http.replies import Ask, ChoiceEvent, Renderer, generation_route
+from worker_node.tasks.generate.request import GenerationRequest, Message, Tool, ToolCall, ToolUse
+from worker_node.tasks.generate.service import Choices
 
 Json = dict[str, Any]
 
 _NOT_STORED = "nothing is stored here; send the conversation so far in `input`"
 
-MessagePart = Annotated[TextPart | ImagePart | RefusalPart, Field(discriminator="type"), BeforeValidator(text_or_image)]
+MessagePart = Annotated[TextPart | ImagePart | RefusalPart, Field(discriminator="type"), TEXT_OR_IMAGE]
 
 
 class InputItem(DialectBody):
@@ -58,16 +59,12 @@ class InputItem(DialectBody):
 
 
 class MessageItem(InputItem):
-    """A turn of the conversation."""
-
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[MessagePart]
 
 
 class CallItem(InputItem):
-    """A call that the model made; its arguments are JSON in a string."""
-
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -86,15 +83,13 @@ class CustomCallItem(InputItem):
 
 
 class OutputItem(InputItem):
-    """What a called tool returned."""
-
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: str | list[MessagePart]
 
 
 class PassedItem(BaseModel):
-    """What the model thought in an earlier turn, which it is not shown again, or a search, which holds no result."""
+    """Earlier reasoning, which the model is not shown again, or a search, which holds no result."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -125,8 +120,6 @@ def _known_item(item: Any) -> Any:
 
 
 class ResponsesFunctionTool(FunctionFields):
-    """A function that the model may ask to be called."""
-
     type: Literal["function"]
     name: ToolName
     strict: bool | None = None
@@ -185,7 +178,7 @@ _OtherChoice = Annotated[OtherTool, except_types("function", "custom", "namespac
 
 
 class OfferedCall(NamedTuple):
-    """A tool under the name by which the model calls it, and what a call of it is in items."""
+    """A tool under the model's name for it, and what a call of it is in items."""
 
     tool: Tool
     name: str
@@ -202,26 +195,15 @@ _TEXT_INPUT = {
 
 
 def _model_name(name: str, namespace: str | None) -> str:
-    """The name by which the model calls a tool. OpenAI's names hold no dot, so those of two tools differ."""
+    """The model's name for a tool. OpenAI's names hold no dot, so no two tools share one."""
     return name if namespace is None else f"{namespace}.{name}"
 
 
 class TextOptions(DialectBody):
-    """How the answer's text is to be."""
-
-    class Format(DialectBody):
-        type: Literal["text", "json_object", "json_schema"]
-        name: str | None = None
-        description: str | None = None
-        json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-        strict: bool | None = None
-
-    format: Format | None = None
+    format: AnswerFormat | None = None
 
 
 class ResponsesBody(SamplingBody):
-    """Body of POST /v1/responses."""
-
     rules: ClassVar[Table] = {
         **SAMPLING,
         "background": Unsupported("a response is made while the client waits"),
@@ -229,7 +211,6 @@ class ResponsesBody(SamplingBody):
         "previous_response_id": Unsupported(_NOT_STORED),
         "prompt": Unsupported("no prompts are stored here"),
         "top_logprobs": Unsupported("use /v1/chat/completions"),
-        "use_beam_search": Unsupported("use /v1/chat/completions"),
     }
     takes_images: ClassVar[bool] = True
 
@@ -248,21 +229,32 @@ class ResponsesBody(SamplingBody):
 
     def request(self, context: RequestContext) -> GenerationRequest:
         """The domain request that it makes. Raises BadRequest."""
+        form = self.text.format if self.text else None
         return GenerationRequest(
             context,
-            self._conversation(context),
+            self._conversation(),
             parameters.sampling(vars(self)),
             self.model,
-            tool_use=self._tool_use(context),
-            grammar=self._schema(),
+            tool_use=self._tool_use(),
+            grammar=form.schema_of_answer("text.format", "schema") if form else None,
             split_reasoning=True,
             drop_oldest=self.truncation == "auto",
             sent_as={"prompt": "input", "messages": "input", "max_new_tokens": "max_output_tokens"},
+            ignored=self._ignored(),
         )
+
+    def _ignored(self) -> list[str]:
+        places = ["store"] if self.store else []
+        for one in self.tools or []:
+            tools = one.tools if isinstance(one, NamespaceTool) else [one]
+            places += [f"tools.{tool.type}" for tool in tools if isinstance(tool, OtherTool)]
+        if any(isinstance(item, PassedItem) and item.type == "web_search_call" for item in self.input):
+            places.append("input.web_search_call")
+        return places
 
     @cached_property
     def offered(self) -> dict[str, OfferedCall]:
-        """The tools that can be offered to the model, by the names by which it calls them. Raises BadRequest."""
+        """The tools that can be called here, by the model's names for them. Raises BadRequest."""
         found: dict[str, OfferedCall] = {}
         for index, one in enumerate(self.tools or []):
             if not isinstance(one, NamespaceTool):
@@ -290,11 +282,7 @@ class ResponsesBody(SamplingBody):
             made = replace(made, description=f"{group.name}: {group.description}\n{made.description}")
         found[name] = OfferedCall(made, tool.name, namespace, isinstance(tool, CustomTool))
 
-    def _tool_use(self, context: RequestContext) -> ToolUse | None:
-        for one in self.tools or []:
-            for tool in one.tools if isinstance(one, NamespaceTool) else [one]:
-                if isinstance(tool, OtherTool):
-                    context.note_ignored(f"tools.{tool.type}")
+    def _tool_use(self) -> ToolUse | None:
         tools = [offered.tool for offered in self.offered.values()]
         single = self.parallel_tool_calls is False
         match self.tool_choice:
@@ -313,7 +301,7 @@ class ResponsesBody(SamplingBody):
             return found or [choice.name]
         return [_model_name(choice.name, choice.namespace)]
 
-    def _conversation(self, context: RequestContext) -> tuple[Message, ...]:
+    def _conversation(self) -> tuple[Message, ...]:
         turns = [Message("system", self.instructions)] if self.instructions else []
         if isinstance(self.input, str):
             return (*turns, Message("user", self.input))
@@ -331,26 +319,12 @@ class ResponsesBody(SamplingBody):
                     text, images = text_and_images(item.content, f"input[{number}].content")
                     role = "system" if item.role == "developer" else item.role
                     turns.append(Message(role, text, images=images))
-                case PassedItem(type="web_search_call"):
-                    context.note_ignored("input.web_search_call")
         return tuple(turns)
-
-    def _schema(self) -> AnswerSchema | None:
-        wanted = self.text.format if self.text else None
-        if wanted is None or wanted.type == "text":
-            return None
-        if wanted.type == "json_object":
-            return AnswerSchema({"type": "object"}, "text.format")
-        if wanted.json_schema is None:
-            raise BadRequest("text.format.schema: it is missing", param="text.format.schema")
-        return AnswerSchema(wanted.json_schema, "text.format.schema", wanted.strict is True)
 
 
 async def _responses(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, ResponsesBody)
-    if body.store:
-        note_ignored(request, "store")
     return Ask([body.request(context)], partial(_Rendered, body), bool(body.stream))
 
 
@@ -510,8 +484,6 @@ def _fields(body: ResponsesBody, route: Route) -> Json:
 
 
 class OpenAIResponse(Reply):
-    """POST /v1/responses."""
-
     id: str
     object: Literal["response"]
     created_at: int

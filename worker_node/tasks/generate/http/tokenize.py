@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's form: the tokens of a prompt as a generation would get it, and back."""
+"""POST /tokenize and /detokenize, in the forms of vLLM and llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ _RULES: Table = {"chat_template": Unsupported(NO_TEMPLATE), "tools": Unsupported
 
 
 class TokenizeBody(RenderingBody):
-    """Body of POST /tokenize: a `prompt`, or, for a model that chats, the `messages` of a conversation.
+    """A `prompt`, or the `messages` of a conversation.
 
-    llama.cpp's server calls the prompt `content`, adds special tokens with `add_special` only, and gives each token's
-    text beside its id for `with_pieces`.
+    llama.cpp calls the prompt `content`, and adds special tokens with `add_special` only.
     """
 
     rules: ClassVar[Table] = _RULES
@@ -51,25 +50,6 @@ class TokenizeBody(RenderingBody):
             raise BadRequest("send either prompt or messages", param="prompt")
         return None if self.prompt is None else (self.prompt, self.add_special_tokens is not False)
 
-    async def tokens(self, model: GenerationModel, texts: LargeTexts, deadline: float) -> list[int]:
-        """The token ids. Raises BadRequest, ContextLengthExceeded; for a large prompt what `LargeTexts` raises."""
-        if (given := self.text()) is not None:
-            return await texts.encode(model.tokenizer, given[0], special=given[1], deadline=deadline)
-        messages = conversation(self.messages or [])
-        if found := next((image for turn in messages for image in turn.images), None):
-            raise BadRequest(f"{found.where}: only text is tokenized here; leave images out", param=found.where)
-        text = await texts.render(model.tokenizer, messages, rendering=self.rendering(), deadline=deadline)
-        return await texts.encode(model.tokenizer, text, special=bool(self.add_special_tokens), deadline=deadline)
-
-    async def ids(self, model: ServedModel, deadline: float) -> list[int]:
-        """The token ids for a model that does not chat. Raises as `ServedModel.token_ids`."""
-        if (given := self.text()) is None or self.with_pieces or self.return_token_strs:
-            raise BadRequest(
-                f"model {model.id} does not chat: send it a prompt, and leave out with_pieces and return_token_strs",
-                param="model",
-            )
-        return await model.token_ids(given[0], special=given[1], deadline=deadline)
-
 
 class DetokenizeBody(DialectBody):
     """Body of POST /detokenize. Special tokens are text too."""
@@ -83,11 +63,24 @@ class DetokenizeBody(DialectBody):
 async def _tokenize(request: web.Request) -> web.Response:
     body = await read_body(request, TokenizeBody)
     node, deadline = request.app[NODE], request_context(request).deadline
+    given = body.text()
     named = None if body.model is None else await node.manager.resolve(body.model, deadline)
     if named is not None and not isinstance(named, GenerationModel):
-        return json_response(_counted(named, await body.ids(named, deadline)))
+        if given is None or body.with_pieces or body.return_token_strs:
+            raise BadRequest(
+                f"model {named.id} does not chat: send it a prompt, and leave out with_pieces and return_token_strs",
+                param="model",
+            )
+        return json_response(_counted(named, await named.token_ids(given[0], special=given[1], deadline=deadline)))
     model = await generation_model(node.manager, body.model, deadline)
-    tokens = await body.tokens(model, node.services.parts.of(LargeTexts), deadline)
+    texts = node.services.parts.of(LargeTexts)
+    if given is None:
+        messages = conversation(body.messages or [])
+        if image := next((image for turn in messages for image in turn.images), None):
+            raise BadRequest(f"{image.where}: only text is tokenized here; leave images out", param=image.where)
+        text = await texts.render(model.tokenizer, messages, rendering=body.rendering(), deadline=deadline)
+        given = text, bool(body.add_special_tokens)
+    tokens = await texts.encode(model.tokenizer, given[0], special=given[1], deadline=deadline)
     reply = _counted(model, tokens)
     if body.with_pieces:
         reply["tokens"] = [{"id": token, "piece": _piece(model.tokenizer.piece(token))} for token in tokens]
@@ -119,8 +112,6 @@ def _piece(data: bytes) -> str | list[int]:
 
 
 class Tokenized(Reply):
-    """POST /tokenize."""
-
     count: int
     max_model_len: int
     tokens: list[int] | list[dict[str, Any]]

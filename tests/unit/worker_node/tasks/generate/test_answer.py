@@ -23,13 +23,14 @@ from worker_node.tasks.generate.answer import (
     ReasoningFirst,
     StopMatcher,
     WindowDetokenizer,
+    detokenizer,
 )
 from worker_node.tasks.generate.messages import Sampling, TokenDelta
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 from worker_node.tasks.generate.tool_calls import TaggedCalls
 
 BYTES = [bytes([i]) for i in range(256)]
-TOKENIZER = SimpleNamespace(detokenizer=lambda: ByteDetokenizer(BYTES))
+TOKENIZER = SimpleNamespace(byte_table=BYTES)
 
 
 def answered(steps, sampling):
@@ -82,10 +83,11 @@ def test_bytes_that_are_no_text_are_left_out():
 def test_a_tokenizer_gives_no_text_for_tokens_beyond_its_vocabulary(store, byte_level):
     installed = store.get("smollm2-135m-instruct")
     chat = ChatTokenizer(installed.path, installed.context_limit)
-    chat._byte_level = byte_level  # the other kind of vocabulary is decoded by the tokenizer itself
+    if not byte_level:
+        chat.byte_table = None  # the other kind of vocabulary is decoded by the tokenizer itself
     [hello] = chat.encode_prompt("hello")
-    detokenizer = chat.detokenizer()
-    text = "".join(detokenizer.push([token]) for token in (hello, 49152, 10**6, hello)) + detokenizer.flush()
+    growing = detokenizer(chat)
+    text = "".join(growing.push([token]) for token in (hello, 49152, 10**6, hello)) + growing.flush()
     assert text == "hellohello"
     assert chat.piece(10**6) == b""
 
@@ -189,7 +191,7 @@ LOOK = {"name": "look", "parameters": {"type": "object"}}
 
 def blocks_of(text, *, size=1000, parser=None, single=False, cut=False):
     """The blocks of an answer; the events say the same, and only the last block is ever open."""
-    answer = Answer(TOKENIZER, Sampling(), parser or ReasoningFirst(TaggedCalls({"look"})), single_call=single)
+    answer = Answer(TOKENIZER, Sampling(), parser or ReasoningFirst(lambda: TaggedCalls({"look"})), single_call=single)
     tokens, finish = list(text.encode()), "length" if cut else "stop"
     events = [
         e for at in range(0, len(tokens), size) for e in answer.push(TokenDelta(1, tokens[at : at + size], finish))

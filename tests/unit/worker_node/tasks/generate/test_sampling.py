@@ -5,13 +5,14 @@ import math
 import msgspec
 import openvino_genai as genai
 import pytest
+from msgspec import structs
 
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.native import InferenceBody
 from worker_node.tasks.generate.http.ollama import OllamaOptions
 from worker_node.tasks.generate.http.parameters import SamplingFields
 from worker_node.tasks.generate.http.responses import ResponsesBody
-from worker_node.tasks.generate.messages import GenerateJob, Sampling
+from worker_node.tasks.generate.messages import EDGE_ONLY, GenerateJob, Sampling
 from worker_node.tasks.generate.sampling import SamplingRefused, generation_config
 
 BODIES = (SamplingFields, ResponsesBody, OllamaOptions, InferenceBody)
@@ -45,7 +46,7 @@ def job_for(sampling):
         tokens=b"\0\0\0\0",
         max_new_tokens=sampling.max_new_tokens or 16,
         deadline=math.inf,
-        sampling=sampling.for_engine(),
+        sampling=structs.replace(sampling, **EDGE_ONLY),
     )
 
 
@@ -65,12 +66,6 @@ def test_a_value_that_the_engine_has_no_room_for_is_refused_by_its_name(name):
     job = job_for(msgspec.structs.replace(sampling, **{name: 2**70}))
     with pytest.raises(SamplingRefused, match="rng_seed" if name == "seed" else name):
         generation_config(job, genai.GenerationConfig())
-
-
-def test_beams_are_searched_with_their_penalty_of_length():
-    config = generation_config(job_for(Sampling(beams=4, length_penalty=0.5)), genai.GenerationConfig())
-    config.validate()
-    assert (config.num_beams, config.num_return_sequences, config.length_penalty) == (4, 4, 0.5)
 
 
 def test_an_engine_is_sent_no_field_that_only_the_edge_process_uses():

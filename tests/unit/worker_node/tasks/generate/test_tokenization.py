@@ -5,6 +5,7 @@ import pytest
 from worker_node.core.errors import BadRequest, ContextLengthExceeded
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.tasks.generate import tokenization
+from worker_node.tasks.generate.answer import detokenizer
 from worker_node.tasks.generate.request import Message, Rendering, ToolCall
 from worker_node.tasks.generate.tokenization import ChatTokenizer, LargeTexts
 
@@ -32,8 +33,8 @@ def chat(store):
 
 def test_special_tokens_have_text_only_where_it_is_asked_for(chat):
     tokens = chat.encode_chat([Message("user", "漢🙂é")])
-    detokenizer = chat.detokenizer()
-    text = detokenizer.push(tokens) + detokenizer.flush()
+    growing = detokenizer(chat)
+    text = growing.push(tokens) + growing.flush()
     assert text == chat.decode(tokens)
     assert "<|im_start|>" not in text
     assert "<|im_start|>" in chat.decode(tokens, skip_special_tokens=False)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from worker_node.tasks.generate.answer import BlockKind, Blocks, Grown, Opened
 from worker_node.tasks.generate.request import ToolCall
-from worker_node.tasks.generate.tool_calls import BareCalls, TaggedCalls, tool_format
+from worker_node.tasks.generate.tool_calls import HERMES, TOOL_FORMATS, BareCalls, TaggedCalls
 
 NAMES = frozenset({"add", "get_weather"})
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), st.lists, max_leaves=4)
@@ -123,7 +123,7 @@ def test_the_ways_in_which_models_write_arguments(written, arguments):
 
 @pytest.mark.parametrize("family", ["smollm", "qwen", "llama3", "unheard-of"])
 def test_each_family_reads_what_it_is_shown_to_write(family):
-    wanted = tool_format(family)
+    wanted = TOOL_FORMATS.get(family, HERMES)
     text = wanted.written([ToolCall("add", {"a": 1}), ToolCall("get_weather", {"city": "Rome"})])
     expected = [("add", {"a": 1}), ("get_weather", {"city": "Rome"})]
     assert parse(wanted.parser(NAMES), text) == ("", expected)
