@@ -37,11 +37,6 @@ class NodeState(Activity):
         self.draining = False
         self.npu_utilisation = Utilisation()
 
-    @property
-    def in_flight(self) -> int:
-        """How many inference requests are under way."""
-        return self.running
-
 
 @dataclass(slots=True)
 class Node:

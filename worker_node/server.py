@@ -247,16 +247,16 @@ def _tls(settings: NodeSettings) -> ServerTls | None:
 def _status_text(node: Node) -> str:
     models = node.manager.models
     usable = sum(model.serving() is not None for model in models)
-    return f"{node_status(node)}; {usable} of {len(models)} models serve, {node.state.in_flight} requests in flight"
+    return f"{node_status(node)}; {usable} of {len(models)} models serve, {node.state.running} requests in flight"
 
 
 async def _drain(node: Node) -> None:
     """Refuse new work, report it in /health, and give admitted work `drain_timeout_s` to finish."""
     node.state.draining = True
-    log.info("draining: %d requests in flight", node.state.in_flight)
+    log.info("draining: %d requests in flight", node.state.running)
     try:
         async with asyncio.timeout(node.settings.drain_timeout_s):
             await node.state.idle()
     except TimeoutError:
-        log.warning("%d requests were still running after the drain; they are ended", node.state.in_flight)
+        log.warning("%d requests were still running after the drain; they are ended", node.state.running)
         await node.manager.stop()
