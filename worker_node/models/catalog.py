@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from worker_node.core.errors import ConfigurationError, ModelNotFound
+from worker_node.core.errors import ConfigurationError
 from worker_node.models.directory import GenerationCanary
 
 
@@ -166,13 +166,6 @@ class Catalog:
             if wanted in {normalise_name(known) for known in (entry.id, *entry.aliases)}:
                 return entry
         return None
-
-    def resolve(self, name: str) -> CatalogEntry:
-        """As `find`; raises ModelNotFound, listing what there is, when there is none."""
-        if (entry := self.find(name)) is not None:
-            return entry
-        known = ", ".join(sorted(entry.id for entry in self.entries))
-        raise ModelNotFound(f"model {name!r} is not in the catalog; known models: {known}", param="model")
 
     def suggest(self, name: str, among: Collection[str] | None = None) -> str:
         """`; did you mean …?` with models of `among` (ids; None: the catalog) with such a name; empty for none."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -23,7 +21,7 @@ from worker_node.core.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 _MOST_BYTES = 1_000_000
-_KEY, _OWN_KEYS = "private.key", "own_keys"
+_KEY, _PUBLIC_KEY = "private.key", "public.key"
 _HASH = r"^[0-9a-f]{64}$"
 _NAMES = {"model_hash": "model", "settings_hash": "settings", "openvino": "OpenVINO version"}
 Verdict = Literal["certified", "limited", "failed", "incomplete"]
@@ -133,7 +131,11 @@ class Passport(_Part):
             raise ValueError("a verdict must follow from the checks, and one of them failed")
         if self.verdict == "limited" and self.limits.max_prompt_tokens is None:
             raise ValueError("limits must have max_prompt_tokens where the verdict is limited")
-        if not _offset_known(self.made):
+        try:
+            offset = self.made_at.tzinfo
+        except ValueError:
+            offset = None
+        if offset is None:
             raise ValueError("made must be a time with its offset, such as 2026-11-27T10:00:00+00:00")
         return self
 
@@ -214,8 +216,8 @@ def standing(passports: Iterable[Passport], identity: Identity) -> Standing:
 class PassportStore:
     """The passports of a directory, and the node's key beside them (mode 0600; leave it out of backups).
 
-    Its own keys, also those that were replaced, and the `trusted` ones may sign. Everything but the private key may be
-    read by other users: root certifies, and a service reads the result. Raises ConfigurationError.
+    The node's key and the `trusted` ones may sign. Everything but the private key may be read by other users: root
+    certifies, and a service reads the result. Raises ConfigurationError.
     """
 
     def __init__(self, directory: Path, trusted: Sequence[str] = ()) -> None:
@@ -223,7 +225,7 @@ class PassportStore:
         self._trusted = frozenset(trusted)
 
     def sign_and_store(self, passport: Passport) -> Passport:
-        """Sign a result with the node's key, and keep it. Raises ConfigurationError."""
+        """Sign a result with the node's key, which is made if there is none, and keep it."""
         signed = passport.signed(self.private_key())
         self._write(signed.file_name, signed.model_dump_json(indent=1).encode())
         return signed
@@ -245,8 +247,10 @@ class PassportStore:
         found, keys = [], self.keys()
         for path in sorted(self.directory.glob("*.json")):
             try:
-                passport = Passport.read(_content_of(path))
+                passport = Passport.read(path.read_bytes())
                 passport.check_signature(keys)
+            except OSError as error:
+                log.warning("%s does not count: it cannot be read: %s", path, error.strerror)
             except ConfigurationError as error:
                 log.warning("%s does not count: %s", path, error.message)
             else:
@@ -255,30 +259,14 @@ class PassportStore:
 
     def keys(self) -> frozenset[str]:
         """The public keys that are trusted, in hexadecimal: the node's own, and those of the settings."""
-        own: set[str] = set()
-        path = self.directory / _OWN_KEYS
+        path = self.directory / _PUBLIC_KEY
         try:
-            own.update(path.read_text(encoding="ascii", errors="replace").split())
+            return self._trusted | set(path.read_text(encoding="ascii", errors="replace").split())
         except FileNotFoundError:
-            pass
+            return self._trusted
         except OSError as error:
             log.warning("%s cannot be read (%s): what this node signed does not count", path, error.strerror)
-        with contextlib.suppress(ConfigurationError):
-            own.add(_public(self._load_key().public_key()))
-        return self._trusted | frozenset(own)
-
-    def rotate(self) -> str:
-        """Replace the node's key, and return the new public one. What the old one signed still counts."""
-        private = Ed25519PrivateKey.generate()
-        content = private.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        public = _public(private.public_key())
-        # First of all the public one: interrupted between the two, no key would sign what nobody trusts.
-        known = (self.keys() - self._trusted) | {public}
-        self._write(_OWN_KEYS, "".join(f"{key}\n" for key in sorted(known)).encode())
-        self._write(_KEY, content, mode=0o600)
-        return public
+            return self._trusted
 
     def of(self, model: str, device: str) -> Sequence[Passport]:
         """Those of `list` for a model on a kind of device."""
@@ -286,20 +274,19 @@ class PassportStore:
 
     def private_key(self) -> Ed25519PrivateKey:
         """The node's key, which is made if there is none. Raises ConfigurationError."""
-        if not (self.directory / _KEY).exists():
-            self.rotate()
-        return self._load_key()
-
-    def _load_key(self) -> Ed25519PrivateKey:
         path = self.directory / _KEY
+        if not path.exists():
+            made = Ed25519PrivateKey.generate().private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+            self._write(_KEY, made, mode=0o600)
         try:
             key = serialization.load_pem_private_key(path.read_bytes(), None)
         except (OSError, ValueError) as error:
-            raise ConfigurationError(
-                f"{path} cannot be used: {error}; npu-node passports rotate makes another"
-            ) from None
+            raise ConfigurationError(f"{path} cannot be used: {error}; remove it, and a new one is made") from None
         if not isinstance(key, Ed25519PrivateKey):
-            raise ConfigurationError(f"{path} must hold an Ed25519 key; npu-node passports rotate makes another")
+            raise ConfigurationError(f"{path} must hold an Ed25519 key; remove it, and a new one is made")
+        self._write(_PUBLIC_KEY, _public(key.public_key()).encode())
         return key
 
     def _write(self, name: str, content: bytes, mode: int = 0o644) -> None:
@@ -317,24 +304,6 @@ class PassportStore:
                 part.unlink(missing_ok=True)
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _content_of(path: Path) -> bytes:
-    """A file's bytes. Raises ConfigurationError for other things than files, and larger ones than passports may be."""
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
-            raise ConfigurationError(f"a passport must be a file of at most {_MOST_BYTES} bytes")
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"it cannot be read: {error.strerror}") from None
-
-
-def _offset_known(made: str) -> bool:
-    try:
-        return datetime.fromisoformat(made).tzinfo is not None
-    except ValueError:
-        return False
 
 
 def now() -> str:

@@ -144,8 +144,9 @@ def fetch_hub(reference: HubReference, into: Path, progress: Progress) -> Arrive
     listing = list_repository(reference)
     selection = select(listing, reference.tag, reference.form)
     hashes = _fetch_small(reference, listing, selection, into)
+    size = sum(file.size for file in selection.files)
     missing = sum(file.size for file in selection.files if not (into / file.path).is_file())
-    require_resources(selection.format, selection.size, into, str(reference), movable=True, to_fetch=missing)
+    require_resources(selection.format, size, into, str(reference), movable=True, to_fetch=missing)
     for file in selection.files:
         if file.path not in hashes:
             hashes[file.path] = fetch_file(reference, listing, file, into, progress)
@@ -366,30 +367,20 @@ def check(spec: PullSpec, store: Path) -> Report:
     )
 
 
-class Stage(msgspec.Struct, frozen=True, tag="stage"):
-    """A new stage begins; see `Progress.stage`."""
+class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of a process's report: a `stage` begins, `done` bytes of it are done, or the work has `ended`."""
 
-    name: str
+    stage: str | None = None
     total: int | None = None
-
-
-class Update(msgspec.Struct, frozen=True, tag="update"):
-    """See `Progress.update`."""
-
-    done: int
-
-
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """The work is over; `problem` is why it failed and `kind` the name of its error, None if it did not."""
-
+    done: int | None = None
+    ended: bool = False
     problem: str | None = None
     kind: str | None = None
 
 
 _MODULE = "worker_node.models"
 _LOG_TAIL = 800
-_Message = Stage | Update | Ended
-_DECODER: msgspec.json.Decoder[_Message] = msgspec.json.Decoder(_Message)
+_DECODER = msgspec.json.Decoder(_Line)
 # Errors of a pull that tell the caller more than that it failed.
 _KINDS: dict[str | None, type[NodeError]] = {
     kind.__name__: kind for kind in (BadRequest, ConversionFailed, HashMismatch, ModelNotFound, SourceRejected)
@@ -402,11 +393,11 @@ def report(work: Callable[[Progress], object], stream: BinaryIO) -> int:
     try:
         work(lines)
     except NodeError as error:
-        lines.write(Ended(error.message, type(error).__name__))
+        lines.write(_Line(ended=True, problem=error.message, kind=type(error).__name__))
     except OSError as error:
-        lines.write(Ended(storage_problem(error) or str(error)))
+        lines.write(_Line(ended=True, problem=storage_problem(error) or str(error)))
     else:
-        lines.write(Ended())
+        lines.write(_Line(ended=True))
         return 0
     return 1
 
@@ -418,26 +409,24 @@ class _Lines:
         self._stream = stream
 
     def stage(self, name: str, total: int | None = None) -> None:
-        self.write(Stage(name, total))
+        self.write(_Line(stage=name, total=total))
 
     def update(self, done: int) -> None:
-        self.write(Update(done))
+        self.write(_Line(done=done))
 
-    def write(self, message: _Message) -> None:
-        self._stream.write(msgspec.json.encode(message) + b"\n")
+    def write(self, line: _Line) -> None:
+        self._stream.write(msgspec.json.encode(line) + b"\n")
         self._stream.flush()
 
 
-def _follow(line: bytes, progress: Progress) -> Ended | None:
+def _follow(text: bytes, progress: Progress) -> _Line | None:
     """Pass one line that `report` wrote on to a listener; returns the last one."""
-    match _DECODER.decode(line):
-        case Stage(name, total):
-            progress.stage(name, total)
-        case Update(done):
-            progress.update(done)
-        case Ended() as ended:
-            return ended
-    return None
+    line = _DECODER.decode(text)
+    if line.stage is not None:
+        progress.stage(line.stage, line.total)
+    elif line.done is not None:
+        progress.update(line.done)
+    return line if line.ended else None
 
 
 def convert(job: ConversionJob, progress: Progress) -> None:
@@ -447,7 +436,7 @@ def convert(job: ConversionJob, progress: Progress) -> None:
     Raises ConversionFailed when the files cannot be converted, packages for it are missing, or the process dies.
     """
     log_file = Path(job.scratch) / "conversion.log"
-    ended: Ended | None = None
+    ended: _Line | None = None
     with (
         log_file.open("wb") as errors,
         subprocess.Popen(  # noqa: S603 (our own program)
@@ -491,7 +480,7 @@ async def pull(root: Path, name: str, progress: Progress) -> None:
         # Ctrl-C in the terminal is for the process that waits for this one.
         start_new_session=True,
     )
-    ended: Ended | None = None
+    ended: _Line | None = None
     try:
         assert process.stdout is not None  # noqa: S101  (it was asked for)
         async for line in process.stdout:

@@ -181,8 +181,10 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of one version. `revision` is the commit; `licence` the declared one; `gguf` the hub's own summary of
-    its GGUF files (architecture, context_length), where it has one; `architectures` those of its config.json."""
+    """The files of a repository at one commit, `revision`, and what the hub says of them.
+
+    `gguf` is its summary of GGUF files, where it has one; `architectures` are those of `config.json`.
+    """
 
     name: str
     revision: str
@@ -212,9 +214,8 @@ CONFIG_FILES = frozenset(
 DEFAULT_TAGS = ("Q4_K_M", "Q8_0")
 
 _OPENVINO_SUFFIXES = frozenset({".xml", ".json", ".jinja"})
-_ENCODER_FILES = ("tokenizer.json", "config.json")
-_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-_PROJECTOR = "mmproj"
+# One of several parts, or the projector of a vision model.
+_NOT_WHOLE = re.compile(r"-\d{5}-of-\d{5}\.gguf$|mmproj", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +224,6 @@ class Selection:
 
     format: SourceFormat
     files: tuple[RemoteFile, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes of the files together."""
-        return sum(file.size for file in self.files)
 
 
 def safetensors_of(names: Collection[str]) -> list[str]:
@@ -264,8 +260,6 @@ def select(listing: Listing, tag: str | None = None, form: SourceFormat | None =
         needed = {*weights, "tokenizer.json", *CONFIG_FILES}
         return Selection(SourceFormat.SAFETENSORS, tuple(f for f in listing.files if f.path in needed))
     if SourceFormat.GGUF in forms and (ggufs or tag is not None):
-        if (architecture := listing.gguf.get("architecture")) is not None:
-            require_known_architecture(str(architecture), listing.name)
         return Selection(SourceFormat.GGUF, (_choose_gguf(listing, ggufs, tag),))
     raise _unusable(listing, top)
 
@@ -277,7 +271,8 @@ def _openvino(listing: Listing, top: dict[str, RemoteFile]) -> Selection:
             f"{listing.name} holds {graphs}, a kind of model which this node does not serve: text generation and "
             f"embedding models have one {MODEL_FILE}"
         )
-    needed = GENERATION_FILES if "openvino_detokenizer.xml" in top else (MODEL_FILE, WEIGHTS_FILE, *_ENCODER_FILES)
+    encoder = (MODEL_FILE, WEIGHTS_FILE, "tokenizer.json", "config.json")
+    needed = GENERATION_FILES if "openvino_detokenizer.xml" in top else encoder
     if missing := [name for name in needed if name not in top]:
         raise SourceRejected(f"{listing.name} lacks {', '.join(missing)}, so it cannot be loaded as it is; {EXPORT}")
     wanted = tuple(
@@ -291,7 +286,7 @@ def _openvino(listing: Listing, top: dict[str, RemoteFile]) -> Selection:
 
 
 def _choose_gguf(listing: Listing, ggufs: list[RemoteFile], tag: str | None) -> RemoteFile:
-    whole = [file for file in ggufs if _PROJECTOR not in file.path.lower() and not _SPLIT.search(file.path)]
+    whole = [file for file in ggufs if not _NOT_WHOLE.search(file.path)]
     for wanted in (tag,) if tag else DEFAULT_TAGS:
         # After a mark: Q4_0 is not IQ4_0.
         ending = re.compile(rf"(?:.*[-._/])?{re.escape(wanted)}(?:\.gguf)?", re.IGNORECASE)
@@ -316,17 +311,3 @@ def _unusable(listing: Listing, top: dict[str, RemoteFile]) -> SourceRejected:
         f"be converted here: OpenVINO directories, GGUF files and BERT encoders in {SAFETENSORS_FILE} can. Look for a "
         f"repository of the same model that ends in -ov or -GGUF, or {EXPORT}"
     )
-
-
-# Those whose graph by OpenVINO's front end computes what llama.cpp does: a test compares each.
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-
-
-def require_known_architecture(architecture: str, name: str) -> None:
-    """Raises SourceRejected unless models of this architecture can be converted."""
-    if architecture not in ARCHITECTURES:
-        raise SourceRejected(
-            f"{name} is a GGUF file of architecture {architecture or 'unknown'!r}; those that can be converted are "
-            f"{', '.join(ARCHITECTURES)}. Look for a repository of the same model that ends in -ov "
-            "(npu-node list --all shows some)"
-        )

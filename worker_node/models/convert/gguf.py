@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
 from worker_node.models.convert.job import ConversionJob, Converted
 from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILES, family_of
-from worker_node.models.sources import require_known_architecture
 
 # Chosen by fidelity and speed together: docs/models.md has the figures.
 DEFAULT_QUANTIZATION = Quantization.INT4_INT8
@@ -58,6 +57,8 @@ def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     )
 
 
+# Those whose graph by OpenVINO's front end computes what llama.cpp does: a test compares each.
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # Architectures whose query and key rows llama.cpp stores with the two halves of each rotary pair interleaved.
 _PERMUTED = frozenset({"llama"})
 # What the front end reads, but for two and three bits, which would take more in the forms that are written.
@@ -99,7 +100,12 @@ class GgufFile:
         self._fields, self._data = reader.fields, reader.data
         self._tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
         self.architecture: str = self.field("general.architecture")
-        require_known_architecture(self.architecture, str(path))
+        if self.architecture not in ARCHITECTURES:
+            raise SourceRejected(
+                f"{path} is a GGUF file of architecture {self.architecture!r}; those that can be converted are "
+                f"{', '.join(ARCHITECTURES)}. Look for a repository of the same model that ends in -ov "
+                "(npu-node list --all shows some)"
+            )
         unreadable = {tensor.tensor_type.name for tensor in reader.tensors} - _READABLE
         if unreadable:
             raise ConversionFailed(
@@ -112,25 +118,22 @@ class GgufFile:
         """The front end ignores what it does not know, and the graph then computes something else."""
         known = _TENSORS | _MORE_TENSORS.get(self.architecture, set())
         unknown = sorted(name for name in self._tensors if re.sub(r"^blk\.\d+\.", "", name) not in known)
-        problem = ""
-        if unknown == [_ROTARY_FREQUENCIES]:
-            problem = f"scales its rotary frequencies ({_ROTARY_FREQUENCIES}, as Llama 3.1 and 3.2 do)"
-        elif unknown:
-            more = f" and {len(unknown) - 3} more" if unknown[3:] else ""
-            problem = f"has tensors that no {self.architecture} model has ({', '.join(unknown[:3])}{more})"
+        more = f" and {len(unknown) - 3} more" if unknown[3:] else ""
         scaling = self.get(f"{self.architecture}.rope.scaling.type")
-        if not problem and scaling not in (None, "none"):
-            problem = f"scales its rotary embedding ({scaling})"
-        window = self.get(f"{self.architecture}.attention.sliding_window")
-        if not problem and window and int(window) < self.hyperparameter("context_length"):
-            problem = f"attends to a sliding window of {window} tokens"
-        tokenizer = self.get("tokenizer.ggml.model")
-        if not problem and tokenizer != _BYTE_LEVEL:
-            problem = f"has a tokenizer of the kind {tokenizer}, not {_BYTE_LEVEL}"
-        tokens, rows = self._fields.get("tokenizer.ggml.tokens"), self.shapes().get(_EMBEDDING, (0,))[0]
-        if not problem and tokens is not None and len(tokens.data) > rows:
-            problem = f"has {len(tokens.data)} tokens and vectors for {rows} of them"
-        if problem:
+        window = int(self.get(f"{self.architecture}.attention.sliding_window") or 0)
+        tokenizer, field = self.get("tokenizer.ggml.model"), self._fields.get("tokenizer.ggml.tokens")
+        tokens, rows = 0 if field is None else len(field.data), self.shapes().get(_EMBEDDING, (0,))[0]
+        problems = {
+            f"scales its rotary frequencies ({_ROTARY_FREQUENCIES}, as Llama 3.1 and 3.2 do)": (
+                unknown == [_ROTARY_FREQUENCIES]
+            ),
+            f"has tensors that no {self.architecture} model has ({', '.join(unknown[:3])}{more})": bool(unknown),
+            f"scales its rotary embedding ({scaling})": scaling not in (None, "none"),
+            f"attends to a sliding window of {window} tokens": 0 < window < self.hyperparameter("context_length"),
+            f"has a tokenizer of the kind {tokenizer}, not {_BYTE_LEVEL}": tokenizer != _BYTE_LEVEL,
+            f"has {tokens} tokens and vectors for {rows} of them": tokens > rows,
+        }
+        for problem in [problem for problem, applies in problems.items() if applies]:
             raise SourceRejected(
                 f"{self.path} {problem}, which the conversion of GGUF files does not support; take a repository of the "
                 "same model in OpenVINO form: npu-node list --all shows some, others end in -ov"
@@ -164,22 +167,15 @@ class GgufFile:
 
     def tensor(self, name: str, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
         """A tensor, or some `rows` of a matrix, dequantised exactly, in the row order of the published model."""
-        tensor = self._tensors[name]
-        order = self._row_order(name)
-        if rows is not None:
-            order = rows if order is None else order[rows]
+        tensor, order = self._tensors[name], rows
+        if self.architecture in _PERMUTED and name.endswith(("attn_q.weight", "attn_k.weight")):
+            heads = self.hyperparameter("attention.head_count" if "attn_q" in name else "attention.head_count_kv")
+            count = self.shapes()[name][0]
+            order = np.arange(count).reshape(heads, count // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+            order = order if rows is None else order[rows]
         packed = tensor.data if order is None else tensor.data[order]
         values: NDArray[np.float32] = dequantize(packed, tensor.tensor_type).astype(np.float32, copy=False)
         return values
-
-    def _row_order(self, name: str) -> NDArray[np.intp] | None:
-        """The published order of the rows, where the file has another."""
-        if self.architecture not in _PERMUTED or not name.endswith(("attn_q.weight", "attn_k.weight")):
-            return None
-        count = "attention.head_count" if "attn_q" in name else "attention.head_count_kv"
-        rows, heads = self.shapes()[name][0], self.hyperparameter(count)
-        order: NDArray[np.intp] = np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
-        return order
 
 
 def write_tokenizer(gguf: GgufFile, target: Path, scratch: Path) -> None:
@@ -199,7 +195,6 @@ def _write_configs(gguf: GgufFile, target: Path, template: str) -> None:
     ids = {name: gguf.get(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKEN_FIELDS.items()}
     known = {name: int(value) for name, value in ids.items() if value is not None}
     # The answer ends at the end-of-sequence token only because this file says which it is.
-    _write_json(target / "generation_config.json", known)
     sizes = {
         "hidden_size": gguf.hyperparameter("embedding_length"),
         "num_hidden_layers": gguf.hyperparameter("block_count"),
@@ -207,13 +202,11 @@ def _write_configs(gguf: GgufFile, target: Path, template: str) -> None:
         "num_key_value_heads": gguf.hyperparameter("attention.head_count_kv"),
         "max_position_embeddings": gguf.hyperparameter("context_length"),
     }
-    _write_json(target / "config.json", {"model_type": gguf.architecture, **sizes, **known})
+    config = {"model_type": gguf.architecture, **sizes, **known}
+    for name, content in (("generation_config.json", known), ("config.json", config)):
+        (target / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if template:
         (target / "chat_template.jinja").write_text(template, encoding="utf-8")
-
-
-def _write_json(path: Path, content: Mapping[str, int | str]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def store_weights(model: ov.Model, gguf: GgufFile, quantization: Quantization) -> None:

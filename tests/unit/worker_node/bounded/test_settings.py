@@ -113,7 +113,7 @@ def as_reference(source, directory, **config):
     shutil.copytree(source, directory)
     (directory / MANIFEST_FILE).unlink()
     said = json.loads((directory / "config.json").read_text())
-    known = Catalog.load().resolve(REFERENCE_MODEL).config
+    known = Catalog.load().find(REFERENCE_MODEL).config
     (directory / "config.json").write_text(json.dumps(said | known | config))
     return directory
 

@@ -40,7 +40,7 @@ def test_prompts_are_those_of_the_files(tmp_path, declared, expected):
 
 def test_the_catalog_has_the_prompts_and_sizes_of_models_whose_files_declare_none(tmp_path):
     e5, mxbai = (
-        msgspec.structs.replace(JOB, entry=Catalog.load().resolve(name)) for name in ("e5-small", "mxbai-embed-large")
+        msgspec.structs.replace(JOB, entry=Catalog.load().find(name)) for name in ("e5-small", "mxbai-embed-large")
     )
     assert prompts_of(tmp_path, e5) == {"query": "query: ", "document": "passage: "}
     write_sizes(tmp_path, None)

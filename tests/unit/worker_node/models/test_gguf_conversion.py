@@ -11,8 +11,7 @@ from tests.support import numpy_decoder
 from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.models.catalog import Quantization
 from worker_node.models.convert import gguf as conversion
-from worker_node.models.convert.gguf import GgufFile, import_graph, store_weights, write_tokenizer
-from worker_node.models.sources import ARCHITECTURES
+from worker_node.models.convert.gguf import ARCHITECTURES, GgufFile, import_graph, store_weights, write_tokenizer
 
 pytestmark = pytest.mark.slow
 

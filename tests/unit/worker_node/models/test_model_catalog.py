@@ -21,12 +21,12 @@ NAMES = [(name, entry.id) for entry in CATALOG for name in (entry.id, *entry.ali
 def test_a_model_is_found_by_each_name_in_any_case_and_with_the_tag(pair, tag, data):
     name, model_id = pair
     mangled = "".join(data.draw(st.sampled_from([c.lower(), c.upper()])) for c in name)
-    assert CATALOG.resolve(f" {mangled}{tag} ").id == model_id
+    assert CATALOG.find(f" {mangled}{tag} ").id == model_id
 
 
 def test_the_reference_model_of_the_bounded_profile_is_for_npus():
-    assert "NPU" in devices_for(None, CATALOG.resolve(REFERENCE_MODEL).quantization)
-    assert "NPU" in devices_for(None, CATALOG.resolve("tinyllama").quantization)
+    assert "NPU" in devices_for(None, CATALOG.find(REFERENCE_MODEL).quantization)
+    assert "NPU" in devices_for(None, CATALOG.find("tinyllama").quantization)
 
 
 def test_the_embedded_models_are_one_of_each_kind_and_come_verified_from_packages():

@@ -183,8 +183,8 @@ def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(mo
     script = tmp_path / "python"
     script.write_text(
         "#!/bin/sh\n"
-        """printf '{"type":"stage","name":"%s","total":null}\\n' "$(cut -d ' ' -f 5 /proc/self/stat)"\n"""
-        """echo '{"type":"ended","problem":null}'\n"""
+        """printf '{"stage":"%s"}\\n' "$(cut -d ' ' -f 5 /proc/self/stat)"\n"""
+        """echo '{"ended":true}'\n"""
     )
     script.chmod(0o755)
     monkeypatch.setattr(pull_process.sys, "executable", str(script))

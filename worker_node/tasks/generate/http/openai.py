@@ -182,12 +182,13 @@ class ChatBody(SamplingFields, RenderingBody):
             conversation(self.messages),
             logprobs=bool(self.logprobs),
             form=form.schema_of_answer("response_format", "json_schema") if form else None,
-            tool_use=self._tool_use(context),
+            tool_use=self._tool_use(),
+            ignored=[f"tools.{tool.type}" for tool in self.tools or [] if not isinstance(tool, FunctionTool)],
             split_reasoning=True,
             rendering=self.rendering(),
         )
 
-    def _tool_use(self, context: RequestContext) -> ToolUse | None:
+    def _tool_use(self) -> ToolUse | None:
         if self.tools is None and self.tool_choice is None:
             return None
         tools = []
@@ -195,8 +196,6 @@ class ChatBody(SamplingFields, RenderingBody):
             if isinstance(tool, FunctionTool):
                 strict = tool.function.strict is True
                 tools.append(tool_of(tool.function, f"tools[{index}].function", strict=strict))
-            else:
-                context.note_ignored(f"tools.{tool.type}")
         single = self.parallel_tool_calls is False
         match self.tool_choice:
             case NamedChoice(function=function):
