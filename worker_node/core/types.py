@@ -7,7 +7,7 @@ deadline may travel to an engine process. Durations in replies are milliseconds;
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Protocol
@@ -44,7 +44,7 @@ RouteReason = Literal[
     "model_loading",
 ]
 # What not every placement can do, by the name of the request's parameter.
-Feature = Literal["n", "logprobs", "beam_search", "language_detection"]
+Feature = Literal["n", "logprobs", "language_detection"]
 NOTHING: frozenset[Feature] = frozenset()
 
 
@@ -81,8 +81,7 @@ class RequestContext:
     An `interactive` request goes before batch work. A generation needs room for `min_new_tokens` after its prompt. For
     an engine that is started at start-up or after a crash, and for memory, it waits at most `restart_wait_s` seconds
     (None: until its deadline). With `own_proof` the caller holds the NPU that it requires and reads its counter, so no
-    attempt is repeated. `note_ignored` is called with the place of each part of the request that has no effect,
-    `note_limited` with a field that asks for more than is available, and what is available.
+    attempt is repeated.
     """
 
     request_id: str
@@ -94,8 +93,6 @@ class RequestContext:
     min_new_tokens: int = 1
     restart_wait_s: float | None = None
     own_proof: bool = False
-    note_ignored: Callable[[str], None] = field(default=lambda _place: None, compare=False, repr=False)
-    note_limited: Callable[[str, int], None] = field(default=lambda _name, _most: None, compare=False, repr=False)
 
     def restart_by(self, now: float) -> float:
         """Until when a request that begins to wait at `now` waits for an engine that no request has loaded."""

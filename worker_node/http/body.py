@@ -131,11 +131,12 @@ def limited(request: web.Request, name: str, wanted: int, available: int) -> int
     return available
 
 
-def note_ignored(request: web.Request, name: str) -> None:
-    """List a part of a request that has no effect as ignored, or refuse it where the node is strict."""
-    ignored = _listed(request, f"{name}: it has no effect on this request; leave it out", name)
-    if ignored is not None:
-        ignored.add(name)
+def note_ignored(request: web.Request, *names: str) -> None:
+    """List parts of a request that have no effect as ignored, or refuse them where the node is strict."""
+    for name in names:
+        ignored = _listed(request, f"{name}: it has no effect on this request; leave it out", name)
+        if ignored is not None:
+            ignored.add(name)
 
 
 def _listed(request: web.Request, problem: str, name: str) -> Ignored | None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
 
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import NOT_MEASURED, Busy, Device, Priority, RequestContext, Route, Timing
-from worker_node.http.body import deadline_of, end_of_stream, limited, note_ignored
+from worker_node.http.body import deadline_of, end_of_stream
 from worker_node.http.request_state import STATE
 
 # What replies name as their server: no version of anything.
@@ -35,15 +34,7 @@ def request_context(request: web.Request) -> RequestContext:
         restart_wait_s=None if restart_wait_ms is None else restart_wait_ms / 1000,
         deadline=deadline_of(request),
         ends=end_of_stream(request),
-        note_ignored=partial(note_ignored, request),
-        note_limited=partial(_note_limited, request),
     )
-
-
-def _note_limited(request: web.Request, name: str, most: int) -> None:
-    """List a field as limited, or refuse it where the node is strict. Bodies of the native API list nothing."""
-    if request[STATE].ignored is not None:
-        limited(request, name, most + 1, most)
 
 
 def _whole(headers: Mapping[str, str], name: str, least: int) -> int | None:

@@ -224,8 +224,8 @@ class ContinuousRunner:
         self._prefills.stepped(seconds, sum(taken), decoding)
 
     def _decoding(self) -> int:
-        """How many answers are being generated; each beam is one."""
-        return sum(running.job.sampling.beams or 1 for running in self._running.values() if running.started)
+        """How many answers are being generated."""
+        return sum(running.started for running in self._running.values())
 
     def _read(self, job_id: int, running: Running, deltas: list[TokenDelta]) -> Event | None:
         status = running.handle.get_status()
@@ -239,10 +239,6 @@ class ContinuousRunner:
         read = running.read()
         finished = status == genai.GenerationStatus.FINISHED
         if not read.tokens and not finished:
-            # Beams are read when all are complete; their prompt is computed before.
-            if running.job.sampling.beams and running.left == 1:
-                running.started = True
-                self._queue.remove(job_id)
             return None
         self._queue.generated(running.prompt, len(read.tokens))
         # From the first token on it is an answer, no longer a prompt.
@@ -353,9 +349,7 @@ class Running:
         """The tokens of the answer that are ready."""
         ready = ReadTokens()
         while self.handle.can_read():
-            output, *others = self.handle.read().values()
-            if self.job.sampling.beams:
-                output = sorted([output, *others], key=lambda each: -each.score)[self.job.sampling.rank]
+            [output] = self.handle.read().values()
             ready.tokens += output.generated_ids
             if self.job.sampling.logprobs:
                 ready.logprobs += output.generated_log_probs

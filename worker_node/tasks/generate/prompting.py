@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -68,7 +68,8 @@ class Prompt:
 class PreparedGeneration:
     """A request with its model found and its prompt tokenized; it is neither routed nor run yet.
 
-    The `request` has the sampling that it left open filled in.
+    The `request` has the sampling that it left open filled in. Parts of it are `ignored`, by their places; fields that
+    ask for more than is available are `limited` to that.
     """
 
     request: GenerationRequest
@@ -76,6 +77,8 @@ class PreparedGeneration:
     prompt: Prompt
     grammar: str | None
     demand: Demand
+    ignored: Sequence[str] = ()
+    limited: Mapping[str, int] = field(default_factory=dict)
 
     def most_tokens(self, placement: Placement) -> int:
         """How many tokens the answer may have at a placement: no more than its window leaves."""
@@ -128,25 +131,21 @@ async def prepare_generation(
     """
     pixels = await _decode_images(services, model, request, images)
     grammar = request.grammar if isinstance(request.grammar, str) else None
+    ignored: Sequence[str] = ()
     asks_for_form = request.grammar is not None or request.tool_use is not None
     if asks_for_form and (form := answer_form(model.installed.family, request)) is not None:
-        grammar = await services.parts.of(SchemaCompiler).grammar(form, request.context)
-    if grammar is not None and request.sampling.beams:
-        raise UnsupportedParameter(
-            "use_beam_search: the form of an answer is not enforced; leave out tools and schemas, or this",
-            param="use_beam_search",
-        )
-    request = replace(request, sampling=checked_sampling(model, request))
+        grammar, ignored = await services.parts.of(SchemaCompiler).grammar(form, request.context.deadline)
+    sampling, without_effect = checked_sampling(model, request)
+    request = replace(request, sampling=sampling)
     prompt = await _Prompting(services, model, request, pixels).prompt()
     _check_amounts(model, request.sampling)
-    sampling, count = request.sampling, prompt.count
+    count = prompt.count
     # Room that the request could not use is no reason to leave a placement.
     room = min(request.context.min_new_tokens, sampling.max_new_tokens or request.context.min_new_tokens)
-    _check_window(model, request, count + room)
+    limited = _check_window(model, request, count + room)
     wanted: dict[Feature, bool] = {
         "n": sampling.choices > 1,
         "logprobs": sampling.logprobs,
-        "beam_search": sampling.beams > 0,
     }
     demand = Demand(
         model.installed.id,
@@ -157,7 +156,7 @@ async def prepare_generation(
         require=request.context.require_device,
         needs=frozenset(feature for feature, asked in wanted.items() if asked),
     )
-    return PreparedGeneration(request, model, prompt, grammar, demand)
+    return PreparedGeneration(request, model, prompt, grammar, demand, (*ignored, *without_effect), limited)
 
 
 async def count_prompt(services: Services, model: GenerationModel, request: GenerationRequest) -> int:
@@ -329,24 +328,23 @@ def _check_images(
         raise BadRequest(f"{where}: the request has {len(images)} images; the bound is {MAX_IMAGES}", param=where)
 
 
-def checked_sampling(model: GenerationModel, request: GenerationRequest) -> Sampling:
-    """How to sample: with the model's defaults, and where a form decides the end of the answer, without other ends.
+def checked_sampling(model: GenerationModel, request: GenerationRequest) -> tuple[Sampling, list[str]]:
+    """How to sample, with the model's defaults; and the fields that have no effect.
 
-    Stop strings, stop tokens and `ignore_eos` have no effect then, and are noted as ignored: cut anywhere else, the
-    answer would not have its form. Raises BadRequest for stop tokens outside of the model's vocabulary
+    Where a form decides the end of the answer these are stop strings, stop tokens and `ignore_eos`: cut anywhere else,
+    the answer would not have its form. Raises BadRequest for stop tokens outside of the model's vocabulary
     and for an impossible least length.
     """
     sampling = completed(request.sampling, model.sampling_defaults, model.max_tokens_limit)
     if sampling.stop_token_ids:
         model.tokenizer.check_ids(sampling.stop_token_ids, "stop_token_ids")
     has_form = request.grammar is not None or (request.tool_use is not None and request.tool_use.forced)
+    ignored: list[str] = []
     if has_form:
-        for name in ("stop", "stop_token_ids", "ignore_eos"):
-            if getattr(sampling, name):
-                request.context.note_ignored(name)
+        ignored += [name for name in ("stop", "stop_token_ids", "ignore_eos") if getattr(sampling, name)]
         sampling = structs.replace(sampling, stop=(), stop_token_ids=(), ignore_eos=False)
     if not sampling.min_tokens:
-        return sampling
+        return sampling, ignored
     if has_form:
         # Where the grammar allows nothing but the end, and the least length forbids it, there is no token left.
         raise UnsupportedParameter(
@@ -359,7 +357,7 @@ def checked_sampling(model: GenerationModel, request: GenerationRequest) -> Samp
             "have",
             param="min_tokens",
         )
-    return sampling
+    return sampling, ignored
 
 
 def completed(sampling: Sampling, of_the_model: Mapping[str, Any] | None, limit: int) -> Sampling:
@@ -384,28 +382,28 @@ def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:
             f"{wanted} new tokens were asked for; {model.id} gives at most {model.max_tokens_limit} here",
             param="max_new_tokens",
         )
-    if (most := max(sampling.choices, sampling.beams)) > model.best_of_limit:
+    if sampling.choices > model.best_of_limit:
         raise BadRequest(
-            f"{most} answers were asked for (n or best_of); {model.id} generates at most {model.best_of_limit} for one "
-            "request here (best_of_limit)",
+            f"{sampling.choices} answers were asked for (n or best_of); {model.id} generates at most "
+            f"{model.best_of_limit} for one request here (best_of_limit)",
             param="n",
         )
 
 
-def _check_window(model: GenerationModel, request: GenerationRequest, tokens: int) -> None:
+def _check_window(model: GenerationModel, request: GenerationRequest, tokens: int) -> dict[str, int]:
     """Raise ContextLengthExceeded if the request's own limit of its context holds fewer than `tokens` tokens.
 
-    A limit beyond the model's is listed as limited: Ollama clamps it.
+    Returns what is available where that limit is beyond the model's: Ollama clamps it.
     """
     window = request.context_limit
     if window is None:
-        return
-    if window > (widest := max(placement.total_limit for placement in model.placements)):
-        request.context.note_limited("num_ctx", widest)
+        return {}
     if tokens > window:
         raise ContextLengthExceeded(
             f"num_ctx {window}: the prompt and the least answer have {tokens} tokens", param="num_ctx"
         )
+    widest = max(placement.total_limit for placement in model.placements)
+    return {"num_ctx": widest} if window > widest else {}
 
 
 def _check_vision(model: GenerationModel, rules: ImageRules, request: GenerationRequest) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,7 +118,8 @@ class GenerationRequest:
     `think` turns the reasoning of models that can do with and without it on or off; with `split_reasoning` it is
     separated from the answer. Prompt and answer together have at most `context_limit` tokens. With
     `drop_oldest` the oldest turns of a conversation that is too long are left out. `sent_as` says what the dialect
-    calls the parts that errors name: `prompt`, `messages`, `max_new_tokens`, `n`, `response_format`.
+    calls the parts that errors name: `prompt`, `messages`, `max_new_tokens`, `n`, `response_format`. Its parts
+    at the places in `ignored` have no effect.
     """
 
     context: RequestContext
@@ -133,6 +134,7 @@ class GenerationRequest:
     rendering: Rendering = field(default_factory=Rendering)
     drop_oldest: bool = False
     sent_as: Mapping[str, str] = field(default_factory=dict, compare=False)
+    ignored: Sequence[str] = ()
 
     def name_field(self, error: NodeError) -> None:
         """Make the error name the field that the caller sent."""

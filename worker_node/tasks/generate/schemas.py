@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import structs
 
 from worker_node.core.errors import BadRequest, DeadlineExceeded
-from worker_node.core.types import RequestContext
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool, ResultCache
 from worker_node.settings import NodeSettings
 from worker_node.structured_output.cost import MAX_SCHEMA_BYTES
@@ -44,22 +44,22 @@ class SchemaCompiler:
         """End the processes."""
         await asyncio.gather(self._small.close(), self._large.close())
 
-    async def grammar(self, form: Form, context: RequestContext) -> str | None:
-        """The grammar of a form of answers, within the deadline; the keywords that were dropped are noted as ignored.
+    async def grammar(self, form: Form, deadline: float) -> tuple[str | None, Sequence[str]]:
+        """The grammar of a form of answers, and the places in the request that it does not enforce.
 
-        None for text with calls whose schemas are over a bound: it is left free, and that is noted too.
+        None for text with calls whose schemas are over a bound: it is left free. `deadline` is monotonic seconds.
         Raises BadRequest for a schema that is invalid, cannot be enforced or is over a bound; Overloaded,
         DeadlineExceeded, EngineUnavailable.
         """
         try:
-            return await self._grammar(form, context)
+            compiled = await self._grammar(form, deadline)
         except BadRequest:
             if form.calls is None or not form.calls.optional:
                 raise
-            context.note_ignored(form.where)
-            return None
+            return None, (form.where,)
+        return compiled.grammar, compiled.dropped
 
-    async def _grammar(self, form: Form, context: RequestContext) -> str:
+    async def _grammar(self, form: Form, deadline: float) -> Compiled:
         where = form.where
         try:
             data = _encoder.encode(form)
@@ -71,14 +71,11 @@ class SchemaCompiler:
             )
         key = hashlib.blake2b(data, digest_size=32).digest()
         try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + context.deadline - time.monotonic()):
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
                 text = await self.cache.get(key, lambda: self._compiled(form, small=len(data) <= SMALL_BYTES))
         except TimeoutError:
             raise DeadlineExceeded(f"the deadline passed while {where} was compiled", param=where) from None
-        compiled = Compiled.read(text)
-        for place in compiled.dropped:
-            context.note_ignored(place)
-        return compiled.grammar
+        return Compiled.read(text)
 
     async def _compiled(self, form: Form, *, small: bool) -> str:
         # Each caller has a deadline of its own; the work goes on without them, for the next one, within its CPU time.

@@ -87,4 +87,4 @@ def end(busy_us=None, *, shared=False):
     ],
 )
 def test_the_busy_time_is_told_where_it_was_measured_and_never_called_exclusive(ends, fields):
-    assert busy_fields(busy_of(iter(ends))) == fields
+    assert busy_fields(busy_of(ends)) == fields

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
-from worker_node.http.body import DialectBody, read_body
+from worker_node.http.body import DialectBody, note_ignored, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import anthropic_error
 from worker_node.http.leniency import Table, Unsupported
@@ -149,20 +149,22 @@ class CountTokensBody(DialectBody):
     def request(self, context: RequestContext, model: GenerationModel) -> GenerationRequest:
         """The domain request. Raises BadRequest, PayloadTooLarge for an image."""
         think = self.thinking is not None and self.thinking.type != "disabled"
+        ignored = [f"tools.{tool.type}" for tool in self.tools or [] if isinstance(tool, OtherTool)]
         if think and not model.tokenizer.can_think:
-            context.note_ignored("thinking")
+            ignored.append("thinking")
         last = self.messages[-1]
         return GenerationRequest(
             context,
             self._conversation(),
             parameters.sampling(vars(self)),
             model.id,
-            tool_use=self._tool_use(context),
+            tool_use=self._tool_use(),
             grammar=self._schema(),
             think=think and model.tokenizer.can_think,
             split_reasoning=True,
             # Where the last turn is the assistant's, the answer continues it.
             rendering=Rendering(continue_last=last.role == "assistant"),
+            ignored=ignored,
         )
 
     def _conversation(self) -> tuple[Message, ...]:
@@ -199,11 +201,10 @@ class CountTokensBody(DialectBody):
                 turns.append(Message(message.role, text, tuple(past), images=images))
         return tuple(turns)
 
-    def _tool_use(self, context: RequestContext) -> ToolUse | None:
+    def _tool_use(self) -> ToolUse | None:
         tools: list[Tool] = []
         for index, tool in enumerate(self.tools or []):
             if isinstance(tool, OtherTool):
-                context.note_ignored(f"tools.{tool.type}")
                 continue
             where = f"tools[{index}].input_schema"
             tools.append(Tool(tool.name, tool.description or "", tool.input_schema, where, tool.strict is True))
@@ -283,7 +284,9 @@ async def _read(request: web.Request, kind: type[B]) -> tuple[B, GenerationModel
     context = request_context(request)
     body = await read_body(request, kind)
     model = await generation_model(request.app[NODE].manager, body.model, context.deadline)
-    return body, model, body.request(context, model)
+    wanted = body.request(context, model)
+    note_ignored(request, *wanted.ignored)
+    return body, model, wanted
 
 
 class _Rendered(Renderer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import time
@@ -15,7 +16,7 @@ from pydantic import Field
 
 from worker_node.core.errors import BadRequest, ModelNotFound, NodeError, NotOffered
 from worker_node.core.types import Device, RequestContext
-from worker_node.http.body import DialectBody, deadline_of, limited, read_body
+from worker_node.http.body import DialectBody, deadline_of, limited, note_ignored, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import message
 from worker_node.http.leniency import Table, Unsupported
@@ -198,17 +199,14 @@ async def _pull(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, NamedBody)
     job = await start_pull(request, body.wanted())
     if body.stream is False:
-        async for _ in job.changes():
-            pass
+        await asyncio.wait([job.task])
         if job.error is not None:
             raise job.error
         return json_response({"status": "success"})
     async with LineStream(request, {}) as stream:
         await stream.send({"status": "pulling manifest"})
-        async for state in job.changes():
-            if state["stage"] is not None and state["state"] == "running":
-                size = {name: state[name] for name in ("total", "completed")} if state["total"] is not None else {}
-                await stream.send({"status": state["stage"], **size})
+        async for state in job.progress():
+            await stream.send(state)
         if job.error is None:
             await stream.send({"status": "success"})
         else:
@@ -357,9 +355,6 @@ class _Common(DialectBody):
     def request(self, context: RequestContext, model: str, **more: Any) -> GenerationRequest:
         """The domain request, for the model of that id. Raises BadRequest."""
         options = self.options or OllamaOptions()
-        if self.shift:
-            # False is what always happens here: an answer ends where the context does.
-            context.note_ignored("shift")
         form = None
         if self.format:
             # Ollama passes over what it cannot enforce, and has no word for strict.
@@ -376,6 +371,8 @@ class _Common(DialectBody):
             # A variable of templates that know levels of thinking; others think or do not.
             rendering=Rendering({"reasoning_effort": self.think} if isinstance(self.think, str) else {}),
             context_limit=options.num_ctx,
+            # False is what always happens here: an answer ends where the context does.
+            ignored=["shift"] if self.shift else [],
             **more,
         )
 
@@ -513,7 +510,7 @@ def _ask(request: web.Request, body: _Common, model: ServedModel, wanted: Genera
         known = known_alternatives(sampling.temperature if given else parameters.OLLAMA_DEFAULTS["temperature"])
         top = limited(request, "top_logprobs", body.top_logprobs or 0, known)
     elif body.top_logprobs:
-        wanted.context.note_ignored("top_logprobs")
+        note_ignored(request, "top_logprobs")
     renderer = partial(_Frames, body.model, top, chat=isinstance(body, OllamaChatBody))
     return Ask([wanted], renderer, body.stream is not False, kept)
 

@@ -64,10 +64,13 @@ class _Rendered(Renderer):
     chunk_kind: ClassVar[str]
     id_prefix: ClassVar[str]
 
-    def __init__(self, body: SamplingFields, choices: Choices) -> None:
+    def __init__(self, body: ChatBody | CompletionsBody, top_logprobs: int, choices: Choices) -> None:
         options = body.stream_options or StreamOptions()
         self._choices = choices
         self._choices_per_prompt, self._returned = body.generations, body.n or 1
+        self._top = top_logprobs
+        # A completion may ask for the chosen tokens alone, by 0.
+        self._logprobs = body.logprobs is not None and body.logprobs is not False
         self._with_ids = bool(body.return_token_ids)
         self._with_usage = bool(options.include_usage)
         self._usage_in_chunks = bool(options.continuous_usage_stats)
@@ -182,12 +185,13 @@ class ChatBody(SamplingFields, RenderingBody):
             conversation(self.messages),
             logprobs=bool(self.logprobs),
             form=form.schema_of_answer("response_format", "json_schema") if form else None,
-            tool_use=self._tool_use(context),
+            tool_use=self._tool_use(),
+            ignored=[f"tools.{tool.type}" for tool in self.tools or [] if not isinstance(tool, FunctionTool)],
             split_reasoning=True,
             rendering=self.rendering(),
         )
 
-    def _tool_use(self, context: RequestContext) -> ToolUse | None:
+    def _tool_use(self) -> ToolUse | None:
         if self.tools is None and self.tool_choice is None:
             return None
         tools = []
@@ -195,8 +199,6 @@ class ChatBody(SamplingFields, RenderingBody):
             if isinstance(tool, FunctionTool):
                 strict = tool.function.strict is True
                 tools.append(tool_of(tool.function, f"tools[{index}].function", strict=strict))
-            else:
-                context.note_ignored(f"tools.{tool.type}")
         single = self.parallel_tool_calls is False
         match self.tool_choice:
             case NamedChoice(function=function):
@@ -220,11 +222,6 @@ async def _chat(request: web.Request) -> Ask:
 
 class _Chat(_Rendered):
     kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
-
-    def __init__(self, body: ChatBody, top_logprobs: int, choices: Choices) -> None:
-        super().__init__(body, choices)
-        self._top = top_logprobs
-        self._logprobs = bool(body.logprobs)
 
     def opening(self) -> bytes:
         first = {"role": "assistant", "content": ""}
@@ -341,9 +338,7 @@ class _Completion(_Rendered):
     kind, chunk_kind, id_prefix = "text_completion", "text_completion", "cmpl-"
 
     def __init__(self, body: CompletionsBody, top_logprobs: int, choices: Choices) -> None:
-        super().__init__(body, choices)
-        self._top = top_logprobs
-        self._logprobs = body.logprobs is not None
+        super().__init__(body, top_logprobs, choices)
         self._offsets: dict[int, int] = {}
 
     def _part(self, index: int, event: Event) -> Json | None:

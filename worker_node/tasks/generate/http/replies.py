@@ -12,12 +12,14 @@ from aiohttp import web
 
 from worker_node.core.errors import NodeError
 from worker_node.core.types import Busy
+from worker_node.http.body import limited, note_ignored
 from worker_node.http.context import route_headers
 from worker_node.http.replies import json_response
-from worker_node.http.request_state import NODE
+from worker_node.http.request_state import NODE, STATE
 from worker_node.http.sse import EventStream, LineStream
-from worker_node.http.task import EVENTS, JSON, ApiOperation, Handler, Model
+from worker_node.http.task import EVENTS, JSON, ApiOperation, Model
 from worker_node.tasks.generate.answer import Event, Finished, TokenLogprob
+from worker_node.tasks.generate.prompting import PreparedGeneration
 from worker_node.tasks.generate.request import GenerationRequest
 from worker_node.tasks.generate.service import Choices, generate_choices
 
@@ -66,22 +68,21 @@ Parse = Callable[[web.Request], Awaitable[Ask | web.StreamResponse]]
 
 
 def generation_route(
-    path: str, parse: Parse, summary: str, reply: Model, body: Model, stream: str = EVENTS
+    path: str, parse: Parse, summary: str, reply: Model, body: Model, streamed: str = EVENTS
 ) -> ApiOperation:
     """A route that generates text. A request that asks for no text is answered by `parse`."""
-    replies = {JSON: reply, stream: None}
-    return ApiOperation("post", path, answering(parse), summary, replies, body, inference=True)
-
-
-def answering(parse: Parse) -> Handler:
-    """The handler of a route that generates text."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         ask = await parse(request)
         if isinstance(ask, web.StreamResponse):
             return ask
         services = request.app[NODE].services
+        if ask.requests[0].ignored:
+            note_ignored(request, *ask.requests[0].ignored)
         async with ask.kept, generate_choices(services, ask.requests, stream=ask.stream) as choices:
+            prepared = choices.runs[0].prepared
+            if prepared.ignored or prepared.limited:
+                _note_effects(request, prepared)
             renderer = ask.renderer(choices)
             if not ask.stream:
                 found = {index: end async for index, [end], _ in choices.events if isinstance(end, Finished)}
@@ -101,7 +102,16 @@ def answering(parse: Parse) -> Handler:
                     await stream.write(renderer.failure(error))
             return stream.response
 
-    return answer
+    replies = {JSON: reply, streamed: None}
+    return ApiOperation("post", path, answer, summary, replies, body, inference=True)
+
+
+def _note_effects(request: web.Request, prepared: PreparedGeneration) -> None:
+    """List what the model leaves without its full effect, or refuse it where the node is strict."""
+    note_ignored(request, *prepared.ignored)
+    # Bodies of the native API list nothing.
+    for name, most in prepared.limited.items() if request[STATE].ignored is not None else ():
+        limited(request, name, most + 1, most)
 
 
 def busy_of(ends: Sequence[Finished]) -> Busy:

@@ -14,8 +14,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.core.types import RequestContext, Route
-from worker_node.http.body import DialectBody, note_ignored, read_body
+from worker_node.core.types import RequestContext
+from worker_node.http.body import DialectBody, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Table, Unsupported
@@ -211,7 +211,6 @@ class ResponsesBody(SamplingBody):
         "previous_response_id": Unsupported(_NOT_STORED),
         "prompt": Unsupported("no prompts are stored here"),
         "top_logprobs": Unsupported("use /v1/chat/completions"),
-        "use_beam_search": Unsupported("use /v1/chat/completions"),
     }
     takes_images: ClassVar[bool] = True
 
@@ -233,15 +232,25 @@ class ResponsesBody(SamplingBody):
         form = self.text.format if self.text else None
         return GenerationRequest(
             context,
-            self._conversation(context),
+            self._conversation(),
             parameters.sampling(vars(self)),
             self.model,
-            tool_use=self._tool_use(context),
+            tool_use=self._tool_use(),
             grammar=form.schema_of_answer("text.format", "schema") if form else None,
             split_reasoning=True,
             drop_oldest=self.truncation == "auto",
             sent_as={"prompt": "input", "messages": "input", "max_new_tokens": "max_output_tokens"},
+            ignored=self._ignored(),
         )
+
+    def _ignored(self) -> list[str]:
+        places = ["store"] if self.store else []
+        for one in self.tools or []:
+            tools = one.tools if isinstance(one, NamespaceTool) else [one]
+            places += [f"tools.{tool.type}" for tool in tools if isinstance(tool, OtherTool)]
+        if any(isinstance(item, PassedItem) and item.type == "web_search_call" for item in self.input):
+            places.append("input.web_search_call")
+        return places
 
     @cached_property
     def offered(self) -> dict[str, OfferedCall]:
@@ -273,11 +282,7 @@ class ResponsesBody(SamplingBody):
             made = replace(made, description=f"{group.name}: {group.description}\n{made.description}")
         found[name] = OfferedCall(made, tool.name, namespace, isinstance(tool, CustomTool))
 
-    def _tool_use(self, context: RequestContext) -> ToolUse | None:
-        for one in self.tools or []:
-            for tool in one.tools if isinstance(one, NamespaceTool) else [one]:
-                if isinstance(tool, OtherTool):
-                    context.note_ignored(f"tools.{tool.type}")
+    def _tool_use(self) -> ToolUse | None:
         tools = [offered.tool for offered in self.offered.values()]
         single = self.parallel_tool_calls is False
         match self.tool_choice:
@@ -296,7 +301,7 @@ class ResponsesBody(SamplingBody):
             return found or [choice.name]
         return [_model_name(choice.name, choice.namespace)]
 
-    def _conversation(self, context: RequestContext) -> tuple[Message, ...]:
+    def _conversation(self) -> tuple[Message, ...]:
         turns = [Message("system", self.instructions)] if self.instructions else []
         if isinstance(self.input, str):
             return (*turns, Message("user", self.input))
@@ -314,16 +319,12 @@ class ResponsesBody(SamplingBody):
                     text, images = text_and_images(item.content, f"input[{number}].content")
                     role = "system" if item.role == "developer" else item.role
                     turns.append(Message(role, text, images=images))
-                case PassedItem(type="web_search_call"):
-                    context.note_ignored("input.web_search_call")
         return tuple(turns)
 
 
 async def _responses(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, ResponsesBody)
-    if body.store:
-        note_ignored(request, "store")
     return Ask([body.request(context)], partial(_Rendered, body), bool(body.stream))
 
 
@@ -332,7 +333,29 @@ class _Rendered(Renderer):
 
     def __init__(self, body: ResponsesBody, choices: Choices) -> None:
         self._offered = body.offered
-        self._fields = _fields(body, choices.routes[0])
+        # What was asked for is repeated around the items.
+        self._fields = {
+            "id": f"resp_{token_hex(12)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": choices.runs[0].model,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": body.temperature or 0.0,
+            "text": body.text.model_dump(by_alias=True, exclude_none=True)
+            if body.text
+            else {"format": {"type": "text"}},
+            "tool_choice": "auto" if body.tool_choice is None else body.model_dump()["tool_choice"],
+            "tools": [tool.model_dump() for tool in body.tools or [] if not isinstance(tool, OtherTool)],
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": body.truncation or "disabled",
+        }
         self._blocks: list[Block] = []
         self._number = 0
 
@@ -456,30 +479,6 @@ _NAMES = {
     BlockKind.CALL: "function_call_arguments",
 }
 _PREFIXES = {BlockKind.TEXT: "msg_", BlockKind.REASONING: "rs_", BlockKind.CALL: "fc_"}
-
-
-def _fields(body: ResponsesBody, route: Route) -> Json:
-    """What was asked for, as the object around the items repeats it."""
-    return {
-        "id": f"resp_{token_hex(12)}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "model": route.model,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "metadata": {},
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
-        "store": False,
-        "temperature": body.temperature or 0.0,
-        "text": body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {"format": {"type": "text"}},
-        "tool_choice": "auto" if body.tool_choice is None else body.model_dump()["tool_choice"],
-        "tools": [tool.model_dump() for tool in body.tools or [] if not isinstance(tool, OtherTool)],
-        "top_p": 1.0 if body.top_p is None else body.top_p,
-        "truncation": body.truncation or "disabled",
-    }
 
 
 class OpenAIResponse(Reply):
