@@ -50,7 +50,7 @@ def make_app(node: Node) -> web.Application:
     app.cleanup_ctx.append(shown.running)
     node.telemetry.registry.register(metrics.NodeCollector(node))
     pages.read_pages()  # a file that is missing keeps the node from starting
-    app[models.PULLS] = models.PullJobs()
+    app[models.PULLS] = {}
     app[openapi.DESCRIBED] = described = operations()
     app.add_routes(_routes(described))
     for api in task_apis():

@@ -17,12 +17,7 @@ from worker_node.http.access import Access
 from worker_node.http.body import check_encoding, expect_continue, read_bytes
 from worker_node.http.connection import admit_connection
 from worker_node.http.errors import retry_headers
-from worker_node.http.middleware import (
-    begin_reply,
-    errors_as,
-    inference,
-    log_requests,
-)
+from worker_node.http.middleware import begin_reply, errors_as, inference, log_requests
 from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import Handler
@@ -137,12 +132,7 @@ async def _healthz(request: web.Request) -> web.Response:
 
 async def _models(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
-    model = {
-        "id": service.model_id,
-        "path": str(service.choice.path),
-        "device": "NPU",
-        "loaded": service.loaded,
-    }
+    model = {"id": service.model_id, "path": str(service.choice.path), "device": "NPU", "loaded": service.loaded}
     return json_response({"models": [model | service.label()]})
 
 

@@ -81,10 +81,7 @@ class RunningNode:
     def _start(self) -> None:
         command = [sys.executable, "-m", "worker_node", "serve", "--log-level", "error"]
         self.process = subprocess.Popen(  # noqa: S603  (ours)
-            tethered(command),
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            text=True,
+            tethered(command), env=self._environment, stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None  # noqa: S101
         line = self.process.stdout.readline()

@@ -77,7 +77,7 @@ def _run_job(args: argparse.Namespace) -> int:
 def _smoke(args: argparse.Namespace) -> int:
     """Print the record; 0 only if the NPU's busy counter proves the generation."""
     from worker_node.bounded.jobs import SMOKE, bounded
-    from worker_node.bounded.proof import smoke
+    from worker_node.bounded.service import smoke
     from worker_node.cli.output import print_json
 
     request = bounded(SMOKE, args.prompt, args.max_new_tokens)
@@ -95,8 +95,7 @@ def _smoke(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     """Print the figures; 1 if a job failed, or, where the figures are evidence, one is beyond its limit."""
-    from worker_node.bounded.proof import measure_jobs
-    from worker_node.bounded.service import PUBLISHED_NAME
+    from worker_node.bounded.service import PUBLISHED_NAME, measure_jobs
     from worker_node.cli.output import print_json
 
     if args.repeat < 1:

@@ -98,14 +98,6 @@ class RouteNotFound(NodeError):
     type = "not_found_error"
 
 
-class JobNotFound(NodeError):
-    """No pull of that id, or no longer."""
-
-    status = 404
-    code = "job_not_found"
-    type = "not_found_error"
-
-
 class MethodNotAllowed(NodeError):
     """The URL exists, but not with that method."""
 
@@ -153,9 +145,7 @@ class Retryable(NodeError):
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(
-            message,
-            param=param,
-            retry_after=self.retry_after_default if retry_after is None else retry_after,
+            message, param=param, retry_after=self.retry_after_default if retry_after is None else retry_after
         )
 
 

@@ -60,10 +60,7 @@ def oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
 
     The sum of the machine's count and those of our control groups, so only its growth is meaningful.
     """
-    files = [
-        f"{proc}/vmstat",
-        *(f"{group}/memory.events" for group in _groups(proc, cgroups)),
-    ]
+    files = [f"{proc}/vmstat", *(f"{group}/memory.events" for group in _groups(proc, cgroups))]
     counts = [count for path in files if (count := _statistic(path, b"oom_kill")) is not None]
     return sum(counts) if counts else None
 

@@ -31,11 +31,10 @@ _PROPERTIES = (
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device that OpenVINO lists. A property that could not be read is None, with its reason in `unreadable`."""
+    """A device that OpenVINO lists. A property that could not be read is None."""
 
     name: str
     properties: dict[str, str | None] = field(default_factory=dict)
-    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +89,8 @@ def list_devices() -> Probe:
                 continue
             try:
                 info.properties[key] = str(core.get_property(name, key))
-            except RuntimeError as error:
+            except RuntimeError:
                 info.properties[key] = None
-                info.unreadable[key] = str(error).strip().splitlines()[-1][:200]
         devices.append(info)
     return Probe(tuple(devices), ov.get_version())
 

@@ -112,11 +112,6 @@ class Isolation:
         self._unshared = asyncio.Event()
         self._unshared.set()
 
-    @property
-    def in_use(self) -> bool:
-        """Whether a request uses the engine or waits for it."""
-        return bool(self._shared or self._turn.locked())
-
     @asynccontextmanager
     async def use(self, deadline: float, *, exclusive: bool = False) -> AsyncIterator[None]:
         """Use the engine within the block; `deadline` is monotonic. Entering raises DeadlineExceeded."""

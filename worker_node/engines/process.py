@@ -53,15 +53,7 @@ from worker_node.engines.protocol import (
     Shutdown,
 )
 from worker_node.engines.restart import GrowthLimits, RestartLimits
-from worker_node.engines.watchdog import (
-    LOAD_TIMEOUT_S,
-    Blame,
-    Death,
-    Liveness,
-    LivenessLimits,
-    cause_of_death,
-    stopped,
-)
+from worker_node.engines.watchdog import LOAD_TIMEOUT_S, Blame, Death, Liveness, LivenessLimits, cause_of_death, stopped
 from worker_node.engines.wire import CorruptFrame, FrameBuffer, encode, received_events, submission
 
 log = logging.getLogger(__name__)
@@ -111,11 +103,7 @@ class EngineProcess(asyncio.Protocol):
     """A running engine process and the socket to it. Make it with `spawn`; call `load`, then `watch` in a task."""
 
     def __init__(
-        self,
-        spec: EngineSpec,
-        limits: EngineLimits,
-        suspects: Suspects,
-        memory: MemoryReader = KERNEL,
+        self, spec: EngineSpec, limits: EngineLimits, suspects: Suspects, memory: MemoryReader = KERNEL
     ) -> None:
         self._spec = spec
         self._name = f"{spec.model_id} on {spec.device}"
@@ -149,11 +137,7 @@ class EngineProcess(asyncio.Protocol):
 
     @classmethod
     async def spawn(
-        cls,
-        spec: EngineSpec,
-        limits: EngineLimits,
-        suspects: Suspects,
-        memory: MemoryReader = KERNEL,
+        cls, spec: EngineSpec, limits: EngineLimits, suspects: Suspects, memory: MemoryReader = KERNEL
     ) -> EngineProcess:
         """Start the process, which waits for `load`."""
         self = cls(spec, limits, suspects, memory)

@@ -8,14 +8,17 @@ A `Runner` runs inside the engine process: synchronous, single-threaded, the onl
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import msgspec
 
 from worker_node.core.types import Device
+from worker_node.scheduling.prompts import J, JobQueue
 
 # Token ids and vectors travel as raw arrays, little-endian, never as lists of numbers: NumPy's names of these types,
 # since importing NumPy takes longer than starting all else of an engine that does without.
@@ -251,6 +254,62 @@ class Runner(Protocol):
     def step(self, emit: Outbox, poll: Inbox) -> None: ...
     def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
+
+
+class SerialRunner(ABC, Generic[J]):
+    """A `Runner` that runs one job at a time, in one native call that releases the GIL; commands are taken in between.
+
+    A derived class loads `_pipeline`. While it runs `_current`, `_cancelled` says that its caller has left;
+    `_generated` are the tokens that it has generated so far.
+    """
+
+    _pipeline: Any
+
+    def __init__(self) -> None:
+        self._queue: JobQueue[J] = JobQueue()
+        self._current: J | None = None
+        self._cancelled = False
+        self._generated = 0
+
+    @abstractmethod
+    def _run(self, job: J, emit: Outbox, poll: Inbox) -> None:
+        """Run a job to its end. Raises DeviceBroken for a failure of the device."""
+
+    @property
+    def has_work(self) -> bool:
+        return len(self._queue) > 0
+
+    @property
+    def wake_fd(self) -> None:
+        return None
+
+    def stats(self) -> EngineStats:
+        return EngineStats(waiting=len(self._queue), running=int(self._current is not None))
+
+    def submit(self, job: J) -> None:
+        self._queue.add(job)
+
+    def cancel(self, job_id: int) -> None:
+        if self._current is not None and self._current.id == job_id:
+            self._cancelled = True
+        else:
+            self._queue.remove(job_id)
+
+    def step(self, emit: Outbox, poll: Inbox) -> None:
+        for late in self._queue.expired(time.monotonic()):
+            emit(Failed(late.job.id, "deadline_exceeded", "the deadline passed while the request was queued"))
+        pick = self._queue.next()
+        if pick is None:
+            return
+        self._current, self._cancelled, self._generated = pick.job, False, 0
+        try:
+            self._run(pick.job, emit, poll)
+        finally:
+            self._current = None
+            self._queue.computed(pick, pick.job.prompt_tokens + self._generated)
+
+    def close(self) -> None:
+        del self._pipeline
 
 
 class EngineState(StrEnum):

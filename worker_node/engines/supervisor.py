@@ -21,13 +21,7 @@ from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavaila
 from worker_node.core.operating_system import since_boot
 from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.engines.isolation import Suspects
-from worker_node.engines.process import (
-    Canary,
-    CanaryFailed,
-    EngineLimits,
-    EngineProcess,
-    LoadRefused,
-)
+from worker_node.engines.process import Canary, CanaryFailed, EngineLimits, EngineProcess, LoadRefused
 from worker_node.engines.protocol import (
     CanaryProof,
     EngineSpec,

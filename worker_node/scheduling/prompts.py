@@ -72,9 +72,6 @@ class JobQueue(Generic[J]):
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def __contains__(self, job_id: object) -> bool:
-        return job_id in self._prompts
-
     def add(self, job: J) -> None:
         """Add a job that waits."""
         self._prompts[job.id] = Prompt(job, job.prompt_tokens)
@@ -94,21 +91,19 @@ class JobQueue(Generic[J]):
             self.remove(prompt.job.id)
         return late
 
-    def ranked(self, step_tokens: int) -> list[Prompt[J]]:
-        """All prompts, the one to compute first at the front; one step computes `step_tokens` of it.
-
-        The oldest is at the very front, and marked as owed, where its share pays for its next step.
-        """
-        return self._ranked(step_tokens, due=step_tokens)
-
-    def next(self, piece_tokens: int = WHOLE_PROMPT_PIECE) -> Prompt[J] | None:
+    def next(self) -> Prompt[J] | None:
         """Remove and return the job to run next, alone and to its end; None if none waits."""
-        first = next(iter(self._ranked(piece_tokens, due=sys.maxsize)), None)
+        first = next(iter(self.ranked(WHOLE_PROMPT_PIECE, due=sys.maxsize)), None)
         if first is not None:
             self.remove(first.job.id)
         return first
 
-    def _ranked(self, piece_tokens: int, due: int) -> list[Prompt[J]]:
+    def ranked(self, piece_tokens: int, due: int | None = None) -> list[Prompt[J]]:
+        """All prompts, the one to compute first at the front.
+
+        The oldest is at the very front, and marked as owed, where its share pays for its next piece, or for `due`.
+        """
+        due = piece_tokens if due is None else due
         order = sorted(self._prompts.values(), key=lambda each: (not each.job.interactive, each.pieces(piece_tokens)))
         oldest = self._oldest()
         if oldest is None:

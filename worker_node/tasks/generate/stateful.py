@@ -34,8 +34,8 @@ from worker_node.engines.protocol import (
     Loaded,
     NativeCall,
     Outbox,
+    SerialRunner,
 )
-from worker_node.engines.serial import SerialRunner
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 from worker_node.tasks.generate.options import StatefulOptions
 from worker_node.tasks.generate.sampling import generation_config

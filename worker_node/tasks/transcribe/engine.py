@@ -28,8 +28,8 @@ from worker_node.engines.protocol import (
     Loaded,
     NativeCall,
     Outbox,
+    SerialRunner,
 )
-from worker_node.engines.serial import SerialRunner
 from worker_node.tasks.transcribe.task import (
     POSITIONS,
     RATE,

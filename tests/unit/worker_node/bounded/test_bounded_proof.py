@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker_node.bounded.proof import WARM_LIMIT_S, measure_jobs
-from worker_node.bounded.service import PUBLISHED_NAME, BoundedResult
+from worker_node.bounded.service import PUBLISHED_NAME, WARM_LIMIT_S, BoundedResult, measure_jobs
 
 
 class TimedService:

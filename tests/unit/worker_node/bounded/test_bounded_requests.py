@@ -8,14 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from worker_node.bounded.jobs import (
-    JOBS,
-    json_object,
-    make_request,
-    parse_request,
-    summary,
-    title,
-)
+from worker_node.bounded.jobs import JOBS, json_object, make_request, parse_request, summary, title
 from worker_node.bounded.service import fit
 from worker_node.core.errors import BadRequest
 

@@ -106,6 +106,11 @@ async def settle():
         await asyncio.sleep(0)
 
 
+async def assert_free(isolation):
+    async with asyncio.timeout(1), isolation.use(FAR, exclusive=True):
+        pass
+
+
 async def guests(isolation, *exclusive):
     made = [Guest(isolation, exclusive=each) for each in exclusive]
     await settle()
@@ -120,7 +125,7 @@ async def test_an_exclusive_use_waits_for_those_before_it_and_is_not_overtaken()
         assert [guest for guest in made if guest.inside] == list(inside)
         for guest in inside:
             await guest.leave()
-    assert not isolation.in_use
+    await assert_free(isolation)
 
 
 async def test_a_request_that_stops_waiting_lets_others_in():
@@ -137,4 +142,4 @@ async def test_a_request_that_stops_waiting_lets_others_in():
     assert shared.inside
     await first.leave()
     await shared.leave()
-    assert not isolation.in_use
+    await assert_free(isolation)

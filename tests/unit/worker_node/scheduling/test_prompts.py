@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.scheduling.prompts import (
-    JobQueue,
-    PrefillMeter,
-    Prompt,
-    choose_prompts,
-    computed_in_step,
-)
+from worker_node.scheduling.prompts import JobQueue, PrefillMeter, Prompt, choose_prompts, computed_in_step
 
 FAR = 1e12
 STEP = 256

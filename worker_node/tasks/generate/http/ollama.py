@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import time
@@ -191,17 +192,14 @@ async def _pull(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, NamedBody)
     job = await start_pull(request, body.wanted())
     if body.stream is False:
-        async for _ in job.changes():
-            pass
+        await asyncio.wait([job.task])
         if job.error is not None:
             raise job.error
         return json_response({"status": "success"})
     async with LineStream(request, {}) as stream:
         await stream.send({"status": "pulling manifest"})
-        async for state in job.changes():
-            if state["stage"] is not None and state["state"] == "running":
-                size = {name: state[name] for name in ("total", "completed")} if state["total"] is not None else {}
-                await stream.send({"status": state["stage"], **size})
+        async for state in job.progress():
+            await stream.send(state)
         if job.error is None:
             await stream.send({"status": "success"})
         else:
