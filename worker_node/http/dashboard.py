@@ -166,7 +166,7 @@ def read(node: Node) -> tuple[Numbers, Numbers]:
     }
     queued = sum(placement.admission.queue_depth for placement in placements)
     memory = sum(use.resident for use in uses) if uses else None
-    return counters, {"in_flight": node.state.in_flight, "queued": queued, "memory": memory}
+    return counters, {"in_flight": node.state.running, "queued": queued, "memory": memory}
 
 
 def total(metric: Collector, end: str = "_total", models: Collection[str] | None = None) -> float:
@@ -228,7 +228,7 @@ class Dashboard:
             "name": socket.gethostname(),
             "at": round(time.time(), 3),
             **health.report(node),
-            "in_flight": node.state.in_flight,
+            "in_flight": node.state.running,
             "requests": int(total(telemetry.routes)),
             "recent_requests": history.requests,
             "history": {"period_s": PERIOD_S, **history.series()},

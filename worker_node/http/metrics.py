@@ -70,7 +70,7 @@ def _read_node(found: Readings, node: Node) -> None:
     now = node_status(node)
     for name in STATUSES:
         found.gauge("status", "1 for the status in /health", name == now, status=name)
-    found.gauge("requests_in_flight", "Inference requests under way", node.state.in_flight)
+    found.gauge("requests_in_flight", "Inference requests under way", node.state.running)
 
 
 def _read_npu(found: Readings, node: Node) -> None:

@@ -31,8 +31,8 @@ from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.models.sources import is_below, is_local
+from worker_node.node import ReloadReport
 from worker_node.registry import task_of, tasks
-from worker_node.reload import ReloadReport
 
 # As Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
