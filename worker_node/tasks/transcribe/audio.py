@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from av.audio.codeccontext import AudioCodecContext
     from av.audio.frame import AudioFrame
     from av.container import InputContainer
-    from av.error import FFmpegError
 
 _FILE = "file"
 # Containers with audio that stand alone.
@@ -73,8 +72,10 @@ def _decode_stream(stream: BinaryIO, output: BinaryIO, max_seconds: float) -> fl
                 raise _too_long(max_seconds)
             return _decode(container, output, max_seconds)
     except FFmpegError as error:
+        # Only the code's own words: the message may repeat a name from the file.
         raise BadRequest(
-            f"file: not audio in a known format ({_brief(error)}); send WAV, FLAC, MP3, Ogg, MP4, WebM or the like",
+            f"file: not audio in a known format ({error.strerror or 'unreadable'}); send WAV, FLAC, MP3, Ogg, MP4, WebM "
+            "or the like",
             param=_FILE,
         ) from None
 
@@ -129,11 +130,6 @@ def _write(frames: list[AudioFrame], output: BinaryIO) -> int:
 
 def _too_long(max_seconds: float) -> BadRequest:
     return BadRequest(f"file: the audio is longer than {max_seconds:g} s, the limit of this node", param=_FILE)
-
-
-def _brief(error: FFmpegError) -> str:
-    # Only the code's own words: the message may repeat a name from the file.
-    return str(error.strerror or "unreadable")
 
 
 # The network gives one probability for each 32 ms.
