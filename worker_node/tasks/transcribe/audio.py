@@ -74,8 +74,8 @@ def _decode_stream(stream: BinaryIO, output: BinaryIO, max_seconds: float) -> fl
     except FFmpegError as error:
         # Only the code's own words: the message may repeat a name from the file.
         raise BadRequest(
-            f"file: not audio in a known format ({error.strerror or 'unreadable'}); send WAV, FLAC, MP3, Ogg, MP4, WebM "
-            "or the like",
+            f"file: not audio in a known format ({error.strerror or 'unreadable'}); send WAV, FLAC, MP3, Ogg, MP4, "
+            "WebM or the like",
             param=_FILE,
         ) from None
 
