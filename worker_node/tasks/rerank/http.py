@@ -128,6 +128,7 @@ def _cohere(
             given = body.documents[index] if body.documents is not None else texts[index]
             result["document"] = given.model_dump() if isinstance(given, Document) else {"text": given}
         results.append(result)
+
     meta: dict[str, Any] = {
         "api_version": {"version": version},
         "device": reply.route.device,

@@ -87,6 +87,7 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
     if not container.streams.audio:
         raise BadRequest("file: it has no audio stream", param=_FILE)
     stream = container.streams.audio[0]
+
     # None, whatever the type says, where FFmpeg has no decoder.
     codec: AudioCodecContext | None = stream.codec_context
     if codec is None:
@@ -109,6 +110,7 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
                 raise BadRequest("file: its rate or channels change on the way; send the parts", param=_FILE) from None
             if written > most:
                 raise _too_long(max_seconds)
+
     written += _write(resampler.resample(None), output)
     if not written:
         raise BadRequest("file: it holds no audio that can be decoded", param=_FILE)
@@ -163,6 +165,7 @@ def speech_regions(
             if place + VOICE_FRAME - quiet_since >= patience:
                 found.append((begin, quiet_since))
                 begin = quiet_since = None
+
     if begin is not None:
         found.append((begin, total if quiet_since is None else quiet_since))
     spoken = [region for region in found if region[1] - region[0] >= _SHORTEST_S * RATE]

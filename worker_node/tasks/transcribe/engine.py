@@ -84,6 +84,7 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
 
         # Other devices have no counter, so nothing is measured on them.
         self._meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
+
         # Word times need another form of the decoder, which is as fast (docs/performance.md).
         self._pipeline = genai.WhisperPipeline(self._spec.path, device, word_timestamps=True, **properties)
         self._meter.rest()
@@ -95,6 +96,7 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
         except RuntimeError as error:
             emit(Failed(job.id, "invalid_request", brief(error)))
             return
+
         started, late = time.monotonic(), False
         failure: BaseException | None = None
 
@@ -116,6 +118,7 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
         except RuntimeError as error:
             # The job was examined before, so this is the device or its driver, and every next job would meet it too.
             raise DeviceBroken(f"the {self._spec.device} failed in a transcription: {brief(error)}") from None
+
         busy = self._meter.end()
         if failure is not None:
             raise failure
@@ -168,6 +171,7 @@ def _samples(job: TranscribeJob) -> list[float]:
 
 def _transcript(job: TranscribeJob, result: Any, started: float, busy: Busy) -> Transcript:
     seconds = len(job.samples) / (SAMPLE_BYTES * RATE)
+
     # A segment that the window's end cuts off has no end of its own.
     segments = tuple(
         Span(chunk.start_ts, chunk.end_ts if chunk.end_ts >= 0 else seconds, chunk.text)
