@@ -71,17 +71,17 @@ class VisionRunner(PipelineRunner):
         return Loaded(time.monotonic() - began, name, genai.get_version(), driver)
 
     def _generate(self, job: GenerateJob, streamer: TokenStreamer) -> Any:
-        seen = job.seen
-        if seen is None:
+        prompt = job.vision_prompt
+        if prompt is None:
             raise ValueError("a vision engine got a job of tokens")
         config = generation_config(job, self._defaults)
         # The edge rendered the template, with what the request set for it.
         config.apply_chat_template = False
         images = []
-        for image in seen.images:
+        for image in prompt.images:
             rows = np.frombuffer(image.pixels, np.uint8).reshape(1, image.height, image.width, 3)
             images.append(ov.Tensor(rows.copy()))
-        return self._pipeline.generate(seen.text, images=images, generation_config=config, streamer=streamer)
+        return self._pipeline.generate(prompt.text, images=images, generation_config=config, streamer=streamer)
 
     def _failure(self, job: GenerateJob, error: RuntimeError) -> Failed:
         said = str(error)
