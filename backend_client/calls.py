@@ -371,7 +371,7 @@ class BaseClient:
         return self._embed_request([checked], given)
 
     def _embed_request(self, texts: Sequence[str], given: Mapping[str, Any]) -> Request:
-        common, others = split_options(given)
+        common, others = split_options(given) if given else ({}, {})
         deadline = self._deadline(given, self.core.options.timeouts.embed)
         if others.get("truncate") is False:
             del others["truncate"]

@@ -50,7 +50,7 @@ def make_app(node: Node) -> web.Application:
     app.cleanup_ctx.append(shown.running)
     node.telemetry.registry.register(metrics.NodeCollector(node))
     pages.read_pages()  # a file that is missing keeps the node from starting
-    app[models.PULLS] = models.PullJobs()
+    app[models.PULLS] = {}
     app[openapi.DESCRIBED] = described = operations()
     app.add_routes(_routes(described))
     for api in task_apis():
@@ -64,7 +64,6 @@ _LATE_BODY = {"expect_handler": expect_continue}
 
 
 def operations() -> tuple[ApiOperation, ...]:
-    """The node's own and those of every task."""
     core = (health, metrics, dashboard, openapi, models, pages)
     tasks_own = (operation for api in task_apis() for operation in api.operations)
     return (*(operation for module in core for operation in module.OPERATIONS), *tasks_own)

@@ -31,11 +31,10 @@ from worker_node.http.tls import ServerTls
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.store import ModelStore
-from worker_node.node import Node, NodeState
+from worker_node.node import Node, NodeState, Reloader, follow_changes
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import open_tracing
 from worker_node.registry import tasks
-from worker_node.reload import Reloader, follow_changes
 from worker_node.serving.build import (
     HOST,
     Machine,
@@ -114,7 +113,6 @@ async def run(
 
 
 def _background(stack: AsyncExitStack, name: str, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work until the stack is left."""
     stack.callback(asyncio.create_task(work, name=name).cancel)
 
 
@@ -202,14 +200,7 @@ async def hosted_node(
             state=NodeState(started=time.monotonic()),
         )
         if source is not None:
-            node.reloader = Reloader(
-                source,
-                settings,
-                manager,
-                lambda wanted: configured_model(wanted, machine),
-                lambda wanted: budgets[HOST] if wanted is None else wanted,
-                node.adopt,
-            )
+            node.reloader = Reloader(node, source, lambda wanted: configured_model(wanted, machine), budgets[HOST])
         manager.start()
         announcements = None if npu.emulated else uevents()
         if announcements is not None:
@@ -255,16 +246,16 @@ def _tls(settings: NodeSettings) -> ServerTls | None:
 def _status_text(node: Node) -> str:
     models = node.manager.models
     usable = sum(model.serving() is not None for model in models)
-    return f"{node_status(node)}; {usable} of {len(models)} models serve, {node.state.in_flight} requests in flight"
+    return f"{node_status(node)}; {usable} of {len(models)} models serve, {node.state.running} requests in flight"
 
 
 async def _drain(node: Node) -> None:
     """Refuse new work, report it in /health, and give admitted work `drain_timeout_s` to finish."""
     node.state.draining = True
-    log.info("draining: %d requests in flight", node.state.in_flight)
+    log.info("draining: %d requests in flight", node.state.running)
     try:
         async with asyncio.timeout(node.settings.drain_timeout_s):
             await node.state.idle()
     except TimeoutError:
-        log.warning("%d requests were still running after the drain; they are ended", node.state.in_flight)
+        log.warning("%d requests were still running after the drain; they are ended", node.state.running)
         await node.manager.stop()

@@ -76,10 +76,8 @@ def _fail(program: str, message: str, status: int = 1) -> int:
     return status
 
 
-# `npu-client`: one program, one file of `backend_client.cli` a subcommand.
-
-# In the order in which a user meets them.
-COMMANDS = ("health", "dashboard", "embed", "generate", "dataset", "bench")
+# The modules of the commands, in the order in which a user meets them.
+MODULES = ("calls", "dashboard", "dataset")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -109,7 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
     # Without a command the help is shown: a first look is not a mistake.
     parser.set_defaults(run=None)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name in COMMANDS:
+    for name in MODULES:
         importlib.import_module(f"backend_client.cli.{name}").add_parser(subparsers)
     parser.commands = subparsers.choices
     for command in subparsers.choices.values():

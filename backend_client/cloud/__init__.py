@@ -16,14 +16,14 @@ from backend_client.cloud.ledger import Ledger, Tally
 from backend_client.settings import CloudSettings, Price
 
 if TYPE_CHECKING:
-    from backend_client.cloud.client import CloudClient
+    from backend_client.cloud.backend import CloudClient
 
 __all__ = ["CloudClient", "CloudSettings", "Ledger", "Price", "Tally"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "CloudClient":
-        from backend_client.cloud.client import CloudClient  # noqa: PLC0415  (imports the OpenAI SDK)
+        from backend_client.cloud.backend import CloudClient  # noqa: PLC0415  (imports the OpenAI SDK)
 
         return CloudClient
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ import openai
 
 from backend_client.cloud.ledger import Ledger
 from backend_client.errors import CloudError, CloudRejected, CloudUnavailable
-from backend_client.fleet.breaker import Breaker
+from backend_client.fleet.node import Availability
 from backend_client.http.errors import retry_after_of
 from backend_client.http.messages import NotAnAnswer, Request
 from backend_client.lifetime import Clock, OpenCalls
@@ -37,31 +37,31 @@ _HINTS = {
 class CloudState:
     """What all requests to one cloud share. `name` is the cloud's name in attempts.
 
-    Each of its models has a breaker of its own: answers of one say nothing of another.
+    Each of its models has an availability of its own: answers of one say nothing of another.
     """
 
     name: str
-    new_breaker: Callable[[], Breaker]
+    new_availability: Callable[[], Availability]
     ledger: Ledger
     clock: Clock
     calls: OpenCalls
-    breakers: dict[str, Breaker] = field(default_factory=dict)
+    models: dict[str, Availability] = field(default_factory=dict)
 
-    def breaker(self, model: str) -> Breaker:
-        return self.breakers.setdefault(model, self.new_breaker())
+    def availability(self, model: str) -> Availability:
+        return self.models.setdefault(model, self.new_availability())
 
     @property
-    def best(self) -> Breaker:
-        """The breaker of the model that takes requests first."""
-        known = self.breakers.values()
-        return min(known, key=lambda breaker: (not breaker.closed, breaker.opens_in), default=self.new_breaker())
+    def best(self) -> Availability:
+        """That of the model that takes requests first."""
+        known = self.models.values()
+        return min(known, key=lambda model: (not model.closed, model.opens_in), default=self.new_availability())
 
     def trouble(self, model: str | None = None) -> str | None:
         """Why the model, or any (None), gets no request now; None if it gets them."""
-        breaker = self.best if model is None else self.breaker(model)
-        if breaker.admits():
+        found = self.best if model is None else self.availability(model)
+        if found.admits():
             return None
-        pause = breaker.opens_in
+        pause = found.opens_in
         return f"ejected {f'for {pause:.1f} s more' if pause else 'until a trial succeeds'} after consecutive failures"
 
 
@@ -84,8 +84,8 @@ class CloudAttempt:
         self._state = state
         self._reservation = state.ledger.reserve(model, bound, capped=request.spend_limit is not None)
         self._pay: Callable[[Decimal], None] = _nobody_else
-        self._breaker = state.breaker(model)
-        self._ticket = self._breaker.begin()
+        self._available = state.availability(model)
+        self._ticket = self._available.begin()
         self._began = state.clock()
         self._settled = False
 
@@ -100,7 +100,7 @@ class CloudAttempt:
         except BaseException:
             # Nothing was sent.
             attempt._settled = True
-            attempt._breaker.abandoned(attempt._ticket)
+            attempt._available.abandoned(attempt._ticket)
             state.ledger.release(attempt._reservation)
             raise
         return attempt
@@ -139,14 +139,14 @@ class CloudAttempt:
         """Settle with the usage of the complete answer; None if the answer did not report it."""
         if not self._settled:
             self._settled = True
-            self._breaker.succeeded(self._ticket)
+            self._available.succeeded(self._ticket)
             self._pay(self._state.ledger.settle(self._reservation, usage))
 
     def abandoned(self) -> None:
         """Settle when the caller left: the usage is unknown, and this shows nothing about the cloud's health."""
         if not self._settled:
             self._settled = True
-            self._breaker.abandoned(self._ticket)
+            self._available.abandoned(self._ticket)
             self._pay(self._state.ledger.settle(self._reservation, None))
 
     def origin(self) -> dict[str, Any]:
@@ -170,11 +170,11 @@ class CloudAttempt:
         problem.attempts = (self._record(type(problem).__name__, status, sent=owed or status is not None),)
         problem.request_id = self.request.request_id
         if failure is not FailureKind.NONE:
-            self._breaker.failed(self._ticket, failure)
+            self._available.failed(self._ticket, failure, problem.message)
         elif isinstance(problem, CloudRejected):
-            self._breaker.succeeded(self._ticket)
+            self._available.succeeded(self._ticket)
         else:
-            self._breaker.abandoned(self._ticket)
+            self._available.abandoned(self._ticket)
         if owed:
             self._pay(self._state.ledger.settle(self._reservation, None))
         else:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from backend_client.calls import BaseClient
 from backend_client.cloud.attempt import CloudAttempt, CloudState, check_chat_model, check_model, usage_in
 from backend_client.cloud.ledger import Ledger
-from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
-from backend_client.fleet.breaker import Breaker
+from backend_client.errors import ClientClosed, CloudError, CloudRejected, ConfigurationError, StreamInterrupted
+from backend_client.fleet.node import Availability
 from backend_client.http.answers import choices_in, completion_in, read_json, reading, vectors_in
 from backend_client.http.health import ModelReport
 from backend_client.http.messages import NotAnAnswer, Request, Vectors, encode, plain_name
@@ -31,7 +35,7 @@ from backend_client.options import ClientOptions
 from backend_client.results import Attempt, ChatChoice, EmbedBatch, Origin, RawReply, Usage, origin_fields
 from backend_client.sdk.client import httpx
 from backend_client.sdk.routes import embedding_body
-from backend_client.settings import CloudSettings
+from backend_client.settings import ClientSettings, CloudSettings
 
 _CHAT = "/v1/chat/completions"
 # What local servers know beside OpenAI's parameters.
@@ -68,7 +72,7 @@ class CloudBackend:
     def __init__(
         self,
         settings: CloudSettings,
-        new_breaker: Callable[[], Breaker],
+        new_availability: Callable[[], Availability],
         ledger: Ledger,
         clock: Clock,
         options: ClientOptions,
@@ -84,7 +88,7 @@ class CloudBackend:
         self._sdk = _sdk(settings, options.max_reply_bytes)
         self.calls = OpenCalls(self._sdk.close)
         name = settings.base_url or "https://api.openai.com/v1"
-        self.state = CloudState(name, new_breaker, ledger, clock, self.calls)
+        self.state = CloudState(name, new_availability, ledger, clock, self.calls)
 
     @property
     def spaces(self) -> Collection[str]:
@@ -499,3 +503,35 @@ async def _encoded(
                 yield item.encode()
     finally:
         await events.aclose()
+
+
+class CloudClient(BaseClient):
+    """Calls an OpenAI-compatible API, with the same methods as NPUClient. `ledger` counts tokens and cost.
+
+    Embeddings are served by the models of `settings.embedding_models` only; their results are in the mapped space.
+    """
+
+    def __init__(
+        self,
+        settings: CloudSettings,
+        *,
+        options: ClientOptions | None = None,
+        ledger: Ledger | None = None,
+        clock: Clock = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        if not isinstance(settings, CloudSettings):
+            raise ConfigurationError("CloudClient takes CloudSettings")
+        options = options or ClientOptions()
+        self.ledger = ledger or Ledger(settings.prices, settings.spend_cap)
+        new_availability = partial(Availability, options.breaker, clock, rng or random.Random())
+        self.service = CloudBackend(settings, new_availability, self.ledger, clock, options)
+        super().__init__(self.service, self.service, options, clock)
+
+    @classmethod
+    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
+        """The client for the settings' `cloud`. Raises ConfigurationError when there is none."""
+        settings = ClientSettings.with_values(settings, options)
+        if settings.cloud is None:
+            raise ConfigurationError("no cloud is configured: set NPU_CLIENT_CLOUD__API_KEY")
+        return cls(settings.cloud, options=settings.options())

@@ -14,7 +14,7 @@ from yarl import URL
 from backend_client.errors import ConfigurationError
 from backend_client.gateway.keys import KeyFile, checked_name, is_key_of, new_key, prefix_of
 from backend_client.gateway.limits import Refusal
-from backend_client.http.tls import sendable_key
+from backend_client.http.addresses import sendable_key
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 # A node announces itself every five seconds.

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from backend_client.http import answers, stream_forms
-from backend_client.http.forms import writing_kind
 from backend_client.http.health import ModelKind
-from backend_client.http.messages import Reply, Request, binary_vectors, plain_texts
+from backend_client.http.messages import Reply, Request, binary_vectors, plain_texts, writing_kind
 from backend_client.http.stream_forms import StreamForm, WholeForm
 
 Dialect = Literal["openai", "anthropic", "ollama"]
@@ -115,7 +114,8 @@ def read_whole(request: Request, reply: Reply) -> tuple[Any, Any]:
     Raises NotAnAnswer.
     """
     if request.path == "/embeddings" and "x-shape" in reply.headers:
-        return reply.body, binary_vectors(reply, answers.plain_count(request.body, "texts"))
+        texts = request.body.get("texts")
+        return reply.body, binary_vectors(reply, len(texts) if isinstance(texts, list) else 1)
     body: Any = reply.body
     if "json" in reply.headers.get("content-type", ""):
         body = answers.read_json(reply.body)

@@ -98,14 +98,6 @@ class RouteNotFound(NodeError):
     type = "not_found_error"
 
 
-class JobNotFound(NodeError):
-    """No pull of that id, or no longer."""
-
-    status = 404
-    code = "job_not_found"
-    type = "not_found_error"
-
-
 class MethodNotAllowed(NodeError):
     """The URL exists, but not with that method."""
 

@@ -1,4 +1,4 @@
-"""Models: what there are, loading, unloading, removing, pulling, and reloading their settings.
+"""Models: what there are, loading, unloading, removing, and reloading their settings; pulls.
 
 GET /models, POST and DELETE below it; GET /v1/models as OpenAI has it; POST /admin/reload.
 """
@@ -6,46 +6,41 @@ GET /models, POST and DELETE below it; GET /v1/models as OpenAI has it; POST /ad
 from __future__ import annotations
 
 import asyncio
-import itertools
-import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from aiohttp import web
-from pydantic import Field
 
 from worker_node.core.errors import (
     BadRequest,
     ConfigurationError,
     InsufficientMemory,
     InternalError,
-    JobNotFound,
     NodeError,
     NotOffered,
 )
 from worker_node.engines.protocol import EngineState
-from worker_node.http.body import Body, deadline_of, read_body
-from worker_node.http.errors import ANTHROPIC_VERSION, describe
+from worker_node.http.body import deadline_of
+from worker_node.http.errors import ANTHROPIC_VERSION
 from worker_node.http.health import describe_placement, excluded_placements, rounded
-from worker_node.http.replies import ErrorFields, OpenAIModel, OpenAIModels, Reply, json_response, utc
+from worker_node.http.replies import OpenAIModel, OpenAIModels, Reply, json_response, utc
 from worker_node.http.request_state import NODE
-from worker_node.http.sse import EventStream
-from worker_node.http.task import EVENTS, JSON, ApiOperation
+from worker_node.http.task import JSON, ApiOperation
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.models.sources import is_below, is_local
+from worker_node.node import ReloadReport
 from worker_node.registry import task_of, tasks
-from worker_node.reload import ReloadReport
 
 # As Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
 _OF_A_PLACEMENT = (
     "device", "state", "emulated", "certified", "certified_reason", "certified_limit", "prompt_limit",
 )  # fmt: skip
-# How many ended pulls are kept, and how often those who follow one hear of its progress.
-_KEPT, _PROGRESS_S = 100, 0.2
+# How often those who follow a pull hear of its progress.
+_PROGRESS_S = 0.2
 
 
 async def _list(request: web.Request) -> web.Response:
@@ -198,7 +193,6 @@ def chat_first(models: Iterable[InstalledModel]) -> list[InstalledModel]:
 
 
 def _describe_served(manager: ModelManager, model: ServedModel) -> dict[str, Any]:
-    """A model that has engines, loaded or not."""
     preferred, serving = model.placements[0], model.serving()
     left = manager.expires_in(model)
     described = _describe(model.installed)
@@ -276,95 +270,46 @@ def _devices(model: ServedModel) -> list[dict[str, Any]]:
     return [{name: placement[name] for name in _OF_A_PLACEMENT} for placement in described]
 
 
-class PullBody(Body):
-    """Body of POST /models/pull."""
-
-    name: Annotated[str, Field(min_length=1, max_length=2048)]
-
-
 class PullJob:
-    """One pull, which POST /models/pull starts and GET /models/jobs/{id} follows; a `Progress`.
-
-    `state` is running, done or failed.
-    """
+    """A pull, which goes on also when nobody follows it any more; a `Progress`."""
 
     def __init__(self, manager: ModelManager, name: str) -> None:
-        self.id = "pull_" + secrets.token_hex(8)
-        self.name = name
-        self.state = "running"
         self.error: NodeError | None = None
         self._stage: str | None = None
         self._total: int | None = None
         self._done = 0
-        self._task = asyncio.create_task(self._pull(manager), name=self.id)
+        self.task = asyncio.create_task(self._pull(manager, name), name="pull")
 
-    async def _pull(self, manager: ModelManager) -> None:
+    async def _pull(self, manager: ModelManager, name: str) -> None:
         try:
-            await manager.pull(self.name, self)
-            self.state = "done"
+            await manager.pull(name, self)
         except NodeError as error:
-            self.state, self.error = "failed", error
+            self.error = error
         except BaseException:
-            self.state, self.error = "failed", InternalError("the pull failed; the node's log says where")
+            self.error = InternalError("the pull failed; the node's log says where")
             raise
 
     def stage(self, name: str, total: int | None = None) -> None:
-        """See `core.types.Progress`."""
         self._stage, self._total, self._done = name, total, 0
 
     def update(self, done: int) -> None:
-        """See `core.types.Progress`."""
         self._done = done
 
-    def describe(self) -> dict[str, Any]:
-        """The job as replies have it."""
-        return {
-            "id": self.id,
-            "name": self.name,
-            "state": self.state,
-            "stage": self._stage,
-            "completed": self._done,
-            "total": self._total,
-            "error": None if self.error is None else describe(self.error),
-        }
-
-    async def changes(self) -> AsyncIterator[dict[str, Any]]:
-        """The job now and when it has changed, until it has ended."""
+    async def progress(self) -> AsyncIterator[dict[str, Any]]:
+        """Its stage, with the bytes `total` and `completed` where known, as they change, until the pull has ended."""
         before: dict[str, Any] = {}
-        while before.get("state") != self.state or self.state == "running":
-            now = self.describe()
-            if now != before:
+        while not self.task.done():
+            now: dict[str, Any] = {"status": self._stage}
+            if self._total is not None:
+                now |= {"total": self._total, "completed": self._done}
+            if self._stage is not None and now != before:
                 yield now
             before = now
-            await asyncio.wait([self._task], timeout=_PROGRESS_S)
+            await asyncio.wait([self.task], timeout=_PROGRESS_S)
 
 
-class PullJobs:
-    """The jobs of one node; of those that have ended, the latest are kept."""
-
-    def __init__(self) -> None:
-        self._jobs: dict[str, PullJob] = {}
-
-    def start(self, manager: ModelManager, name: str) -> PullJob:
-        """Begin to pull, unless a pull of that name is under way."""
-        for job in self._jobs.values():
-            if (job.name, job.state) == (name, "running"):
-                return job
-        ended = [job.id for job in self._jobs.values() if job.state != "running"]
-        for old in itertools.islice(ended, max(0, len(self._jobs) - _KEPT + 1)):
-            del self._jobs[old]
-        job = PullJob(manager, name)
-        self._jobs[job.id] = job
-        return job
-
-    def find(self, job_id: str) -> PullJob:
-        """The job of that id. Raises JobNotFound."""
-        if job_id not in self._jobs:
-            raise JobNotFound(f"there is no job {job_id[:100]!r}; ended jobs are forgotten after a while", param="id")
-        return self._jobs[job_id]
-
-
-PULLS = web.AppKey("pulls", PullJobs)
+# Those under way, by name.
+PULLS = web.AppKey("pulls", dict[str, PullJob])
 
 
 async def start_pull(request: web.Request, name: str) -> PullJob:
@@ -382,25 +327,11 @@ async def start_pull(request: web.Request, name: str) -> PullJob:
             param="model",
         )
     await manager.pull_spec(name, deadline)  # a wrong name has a status of its own
-    return request.app[PULLS].start(manager, name)
-
-
-async def _pull(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, PullBody)
-    return await _reply(request, await start_pull(request, body.name), 202)
-
-
-async def _job(request: web.Request) -> web.StreamResponse:
-    return await _reply(request, request.app[PULLS].find(request.match_info["id"]), 200)
-
-
-async def _reply(request: web.Request, job: PullJob, status: int) -> web.StreamResponse:
-    if "text/event-stream" not in request.headers.get("Accept", ""):
-        return json_response(job.describe(), status)
-    async with EventStream(request, {}) as stream:
-        async for state in job.changes():
-            await stream.send(state)
-    return stream.response
+    pulls = request.app[PULLS]
+    if name not in pulls:
+        pulls[name] = PullJob(manager, name)
+        pulls[name].task.add_done_callback(lambda _: pulls.pop(name))
+    return pulls[name]
 
 
 class NodeModel(Reply):
@@ -448,26 +379,9 @@ class Deleted(Reply):
     deleted: bool
 
 
-class PullJobReply(Reply):
-    """A pull. `completed` and `total` are bytes of its present stage."""
-
-    id: str
-    name: str
-    state: Literal["running", "done", "failed"]
-    stage: str | None
-    completed: int
-    total: int | None
-    error: ErrorFields | None
-
-
 # An id may hold slashes: organisation/model.
 _MODEL = "/models/{id:.+}"
 OPERATIONS = (
-    # Before those of single models.
-    ApiOperation(
-        "post", "/models/pull", _pull, "Install a model", {JSON: PullJobReply, EVENTS: None}, PullBody, status=202
-    ),
-    ApiOperation("get", "/models/jobs/{id}", _job, "The progress of a pull", {JSON: PullJobReply, EVENTS: None}),
     ApiOperation("get", "/models", _list, "All models that can be used, loaded or not", {JSON: NodeModels}),
     ApiOperation("get", _MODEL, _one, "One model", {JSON: NodeModel}),
     ApiOperation("delete", _MODEL, _delete, "Remove a model and its files", {JSON: Deleted}),

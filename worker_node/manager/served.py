@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -28,47 +28,42 @@ class KeepAlive:
 
 @dataclass(slots=True)
 class Activity:
-    """Counts the requests that a model works on. `clock` is monotonic seconds; `on_idle` is called after the last.
+    """Counts the requests that a model works on: `running` of them run or wait for an engine.
 
-    `kept` is the keep-alive that a request set; without it that of the settings holds.
+    `clock` is monotonic seconds; `on_idle` is called after the last request. `kept` is the keep-alive that a request
+    set; without it that of the settings holds.
     """
 
     clock: Callable[[], float] = time.monotonic
     on_idle: Callable[[], None] | None = None
     kept: KeepAlive | None = None
-    _running: int = 0
-    _since: float = 0.0
+    running: int = 0
+    _since: float = field(init=False)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self._since = self.clock()
         self._idle.set()
 
-    def working(self) -> AbstractContextManager[None]:
-        """Counts one request as in progress while the block runs."""
-        return self
-
-    def __enter__(self) -> None:
-        self._running += 1
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count one request as in progress while the block runs."""
+        self.running += 1
         self._idle.clear()
-
-    def __exit__(self, *_error: object) -> None:
-        self._running -= 1
-        if not self._running:
-            self._since = self.clock()
-            self._idle.set()
-            if self.on_idle is not None:
-                self.on_idle()
-
-    @property
-    def running(self) -> int:
-        """How many requests run or wait for an engine."""
-        return self._running
+        try:
+            yield
+        finally:
+            self.running -= 1
+            if not self.running:
+                self._since = self.clock()
+                self._idle.set()
+                if self.on_idle is not None:
+                    self.on_idle()
 
     @property
     def idle_since(self) -> float | None:
         """When the last request ended; None while one runs."""
-        return None if self._running else self._since
+        return None if self.running else self._since
 
     async def idle(self) -> None:
         """Wait until no request runs."""
@@ -162,14 +157,12 @@ class ServedModel:
         """Seconds that a request is likely to wait for a model that is loading; None for any other, or if unknown."""
         if self.state() is not ModelState.LOADING:
             return None
-        coming = [seconds for placement in self.placements if (seconds := placement.ready_in()) is not None]
-        soonest = min(coming, default=math.inf)
-        return None if math.isinf(soonest) else soonest
+        coming = [placement.ready_in() for placement in self.placements]
+        return min((seconds for seconds in coming if seconds is not None and seconds < math.inf), default=None)
 
     def serving(self) -> Placement | None:
         """The first placement that can serve now."""
-        ready = (p for p in self.placements if p.state is EngineState.READY)
-        return next(ready, None)
+        return next((place for place in self.placements if place.state is EngineState.READY), None)
 
     def may_need(self, placement: Placement) -> bool:
         """Whether requests need the placement's engine, or may do so.

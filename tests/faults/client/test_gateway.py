@@ -162,7 +162,7 @@ async def test_a_stream_that_fails_before_its_first_token_is_another_nodes(pair,
         ("POST", "//v1/embeddings"),
         ("POST", "/v1/embeddings/"),
         ("GET", "/metrics/../dashboard/state"),
-        ("POST", "/models/pull"),
+        ("POST", "/api/pull"),
         ("PUT", "/v1/chat/completions"),
     ],
 )

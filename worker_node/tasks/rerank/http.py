@@ -15,7 +15,7 @@ from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import ApiOperation, TaskApi
-from worker_node.tasks.rerank.service import RerankReply, RerankRequest, declare_rerank_metrics, rerank
+from worker_node.tasks.rerank.service import RerankReply, declare_rerank_metrics, rerank
 
 _ONE_FIELD = "documents are ranked by their text alone; send the fields that count as one text"
 _TEXT_ONLY = "models here rank texts and give scores alone"
@@ -89,7 +89,8 @@ async def _rerank(request: web.Request) -> web.Response:
     context = request_context(request)
     body = await read_body(request, RerankBody)
     field, texts = body.given()
-    wanted = RerankRequest(
+    reply = await rerank(
+        request.app[NODE].services,
         context,
         body.query,
         texts,
@@ -98,7 +99,6 @@ async def _rerank(request: web.Request) -> web.Response:
         max_document_tokens=body.max_tokens_per_doc,
         field=field,
     )
-    reply = await rerank(request.app[NODE].services, wanted)
     rendered: Any = _tei(body, texts, reply)
     if body.texts is None:
         rendered = _cohere(body, texts, reply, context.request_id, version="2" if request.path == "/v2/rerank" else "1")

@@ -18,6 +18,7 @@ from multidict import MultiDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from worker_node.core.errors import BadRequest, InsufficientStorage, NodeError, PayloadTooLarge, UnsupportedParameter
+from worker_node.core.types import RequestContext
 from worker_node.http.body import arrival, silence
 from worker_node.http.body import explain as explain_invalid
 from worker_node.http.context import busy_fields, request_context, route_headers
@@ -30,14 +31,13 @@ from worker_node.http.task import EVENTS, JSON, TEXT, ApiOperation, TaskApi
 from worker_node.tasks.transcribe.building import TranscriptionModel
 from worker_node.tasks.transcribe.service import (
     Transcription,
-    TranscriptionRequest,
     VoiceChoice,
     declare_speech_metrics,
     find_model,
     find_voice,
     transcribe,
 )
-from worker_node.tasks.transcribe.task import AudioOptions, Span
+from worker_node.tasks.transcribe.task import AudioOptions, Span, TranscribeJob
 
 Format = Literal["json", "text", "srt", "vtt", "verbose_json"]
 _STRATEGY, _GRANULARITIES = "chunking_strategy", "timestamp_granularities"
@@ -80,18 +80,20 @@ class SpeechForm(BaseModel):
             raise BadRequest(f"{_GRANULARITIES}[] needs response_format verbose_json", param=f"{_GRANULARITIES}[]")
         return form
 
-    def wanted(self, *, translate: bool) -> TranscriptionRequest:
-        """The request."""
+    def job(self, context: RequestContext, *, translate: bool) -> TranscribeJob:
+        """What every window of the audio is asked."""
         words = self.timestamp_granularities == {"word"}
-        return TranscriptionRequest(
-            model=self.model,
+        return TranscribeJob(
+            0,
+            b"",
+            context.deadline,
             language=None if self.language is None else self.language.lower(),
             translate=translate,
             segments=self.response_format in {"srt", "vtt"} or (self.response_format == "verbose_json" and not words),
             words="word" in self.timestamp_granularities,
             prompt=self.prompt,
             temperature=self.temperature,
-            voice=self.voice(),
+            interactive=context.interactive,
         )
 
     def voice(self) -> VoiceChoice:
@@ -328,7 +330,7 @@ _TEXTS: dict[str, tuple[str, Callable[[str, Sequence[Span]], str]]] = {
 
 
 def _verbose(
-    run: Transcription, wanted: TranscriptionRequest, segments: Sequence[Span], words: Sequence[Span]
+    run: Transcription, wanted: TranscribeJob, segments: Sequence[Span], words: Sequence[Span]
 ) -> dict[str, Any]:
     """What verbose_json adds to json."""
     reply: dict[str, Any] = {
@@ -345,7 +347,7 @@ def _verbose(
     return reply
 
 
-def _segment(place: int, segment: Span, wanted: TranscriptionRequest) -> dict[str, Any]:
+def _segment(place: int, segment: Span, wanted: TranscribeJob) -> dict[str, Any]:
     raw = segment.text.encode()
     return {
         "id": place,
@@ -394,10 +396,10 @@ async def _answer(request: web.Request) -> web.StreamResponse:
         upload = scratch / "upload"
         fields, size = await read_form(request, upload, most)
         form = SpeechForm.read(fields)
-        wanted = form.wanted(translate=request.path.endswith("/translations"))
-        model = await find_model(node.services, wanted, context)
-        voice = await find_voice(node.manager, model.limits, wanted.voice, context.deadline)
-        _note_ignored(request, fields, detects_voice=voice is not None or not wanted.voice.wanted)
+        wanted, choice = form.job(context, translate=request.path.endswith("/translations")), form.voice()
+        model = await find_model(node.services, form.model, wanted, context)
+        voice = await find_voice(node.manager, model.limits, choice, context.deadline)
+        _note_ignored(request, fields, detects_voice=voice is not None or not choice.wanted)
         if size > model.limits.max_audio_mb * _MEBIBYTE:
             raise PayloadTooLarge(f"file: more than {model.limits.max_audio_mb} MiB, the limit of {model.id}")
         async with transcribe(node.services, model, context, wanted, voice, upload, scratch) as run:

@@ -74,14 +74,14 @@ class VisionRunner(PipelineRunner):
         return describe_npu(core, emulated=emulated)
 
     def _generate(self, job: GenerateJob, streamer: TokenStreamer) -> Any:
-        seen = job.seen
-        if seen is None:
+        prompt = job.vision_prompt
+        if prompt is None:
             raise ValueError("a vision engine got a job of tokens")
         config = generation_config(job, self._defaults)
         # The edge rendered the template, with what the request set for it.
         config.apply_chat_template = False
-        images = [_tensor(image) for image in seen.images]
-        return self._pipeline.generate(seen.text, images=images, generation_config=config, streamer=streamer)
+        images = [_tensor(image) for image in prompt.images]
+        return self._pipeline.generate(prompt.text, images=images, generation_config=config, streamer=streamer)
 
     def _failure(self, job: GenerateJob, error: RuntimeError) -> Failed:
         said = str(error)

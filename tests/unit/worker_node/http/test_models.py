@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shutil
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -126,44 +125,41 @@ async def test_a_load_that_does_not_fit_is_refused_with_what_is_in_the_way(serve
     assert "memory_budget" in refused["error"]["message"]
 
 
-async def test_a_pull_is_a_job_that_can_be_followed(served, monkeypatch):
+async def test_a_pull_goes_on_without_its_reader_and_is_followed_by_the_same_request(served, monkeypatch):
     client, node, *_ = served
-    go = asyncio.Event()
+    go, begun = asyncio.Event(), []
 
     async def pull(name, progress):
+        begun.append(name)
         progress.stage("downloading", 10)
         await go.wait()
         progress.update(10)
         if name == "smollm2":
             raise DownloadFailed("no network")
 
+    async def follow(name):
+        async with client.post("/api/pull", json={"model": name}) as reply:
+            yield "begun"
+            async for line in reply.content:
+                yield json.loads(line)
+
     monkeypatch.setattr(node.manager, "pull", pull)
-    job = await get(client, "/models/pull", 202, "POST", json={"name": "all-minilm"})
-    failing = await get(client, "/models/pull", 202, "POST", json={"name": "smollm2"})
-    assert (job["state"], job["name"]) == ("running", "all-minilm")
-    async with client.get(f"/models/jobs/{job['id']}", headers={"Accept": "text/event-stream"}) as reply:
-        assert reply.content_type == "text/event-stream"
-        go.set()
-        events = [json.loads(line[6:]) async for line in reply.content if line.startswith(b"data: ")]
-    assert (events[-1]["state"], events[-1]["completed"], events[-1]["total"]) == ("done", 10, 10)
-    deadline = time.monotonic() + 10
-    while (failed := await get(client, f"/models/jobs/{failing['id']}"))["state"] == "running":
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0)
-    assert failed["error"]["code"] == "model_error"
-    await get(client, "/models/jobs/nothing", 404)
-    # Ollama's pull shows the same job.
-    async with client.post("/api/pull", json={"model": "all-minilm"}) as reply:
-        lines = [json.loads(line) async for line in reply.content]
-    assert (lines[0], lines[-1]) == ({"status": "pulling manifest"}, {"status": "success"})
-    async with client.post("/api/pull", json={"model": "smollm2"}) as reply:
-        assert json.loads((await reply.text()).splitlines()[-1]) == {"error": "no network"}
+    left = follow("all-minilm")
+    assert [await anext(left), await anext(left)] == ["begun", {"status": "pulling manifest"}]
+    await left.aclose()
+    following = follow("all-minilm")
+    assert [await anext(following), await anext(following)] == ["begun", {"status": "pulling manifest"}]
+    assert await anext(following) == {"status": "downloading", "total": 10, "completed": 0}
+    go.set()
+    assert [line async for line in following][-1] == {"status": "success"}
+    assert [line async for line in follow("all-minilm")][-1] == {"status": "success"}
+    assert begun == ["all-minilm"] * 2, "one that has ended is begun again"
+    assert [line async for line in follow("smollm2")][-1] == {"error": "no network"}
     refused = await get(client, "/api/pull", 424, "POST", json={"model": "smollm2", "stream": False})
     assert refused == {"error": "no network"}
 
 
-@pytest.mark.parametrize(("path", "field"), [("/api/pull", "model"), ("/models/pull", "name")])
-async def test_requests_pull_files_of_the_pull_roots_only_and_learn_of_no_others(tmp_path, monkeypatch, path, field):
+async def test_requests_pull_files_of_the_pull_roots_only_and_learn_of_no_others(tmp_path, monkeypatch):
     roots, hidden = tmp_path / "roots", tmp_path / "hidden"
     for directory in (roots / "mine", hidden / "secret"):
         directory.mkdir(parents=True)
@@ -185,17 +181,17 @@ async def test_requests_pull_files_of_the_pull_roots_only_and_learn_of_no_others
             "/etc/shadow/x",
         )
         for name in map(str, (*outside, "./mine", "../x.gguf", "~/x", "/" + "a" * 300, "/x\0y")):
-            async with client.post(path, json={field: name}) as reply:
+            async with client.post("/api/pull", json={"model": name}) as reply:
                 answers.add((reply.status, (await reply.text()).partition("requests may")[2]))
         [(status, text)] = answers
         assert status == 400
         assert "absolute path below one of the node's pull_roots" in text
-        async with client.post(path, json={field: str(roots / "mine")}) as reply:
+        async with client.post("/api/pull", json={"model": str(roots / "mine")}) as reply:
             assert reply.status in {200, 202}, await reply.text()
             await reply.read()
         assert pulled == [str(roots / "mine")]
         node.settings = NodeSettings(model_store=tmp_path / "store")
-        async with client.post(path, json={field: str(roots / "mine")}) as reply:
+        async with client.post("/api/pull", json={"model": str(roots / "mine")}) as reply:
             assert reply.status == 400
 
 

@@ -15,7 +15,6 @@ from worker_node.core.errors import (
     Overloaded,
 )
 from worker_node.core.types import ModelKind
-from worker_node.http.models import PullJobs
 from worker_node.manager.served import Names
 from worker_node.manager.work import BoundedWork
 from worker_node.models.catalog import Catalog
@@ -74,27 +73,6 @@ class Listener:
 
     def update(self, done):
         self.told.append(done)
-
-
-async def test_callers_of_one_name_share_one_pull_which_goes_on_without_them():
-    begun, go = [], asyncio.Event()
-
-    async def pull(name, progress):
-        begun.append(name)
-        progress.stage("downloading", 10)
-        await go.wait()
-
-    manager, jobs = SimpleNamespace(pull=pull), PullJobs()
-    job = jobs.start(manager, "m")
-    assert jobs.start(manager, "m") is job
-    await asyncio.sleep(0)
-    assert (begun, job.describe()["stage"]) == (["m"], "downloading")
-    reader = asyncio.create_task(anext(job.changes()))
-    await reader
-    go.set()
-    while job.state == "running":
-        await asyncio.sleep(0)
-    assert jobs.start(manager, "m") is not job, "one that has ended is begun again"
 
 
 def bounded(most=8):

@@ -14,7 +14,7 @@ from worker_node.core.types import Busy, Device, ModelKind, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, EmbeddingRequest, embed
+from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, embed
 from worker_node.tasks.generate.answer import Finished
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.messages import Sampling, TokenDelta
@@ -78,7 +78,7 @@ async def generated(served, require=Device.NPU):
 
 
 async def embedded(served, require=Device.NPU):
-    return await embed(served, EmbeddingRequest(context(require), ((97,),)))
+    return await embed(served, context(require), ((97,),))
 
 
 @pytest.mark.parametrize("strict", [False, True])

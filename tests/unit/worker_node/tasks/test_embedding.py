@@ -13,7 +13,7 @@ from worker_node.core.types import Busy, Device, ModelKind, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, EmbeddingRequest, embed
+from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, embed
 
 BUCKET = 32
 
@@ -57,7 +57,7 @@ async def test_tokens_of_texts_that_the_cache_answers_are_not_counted_as_compute
 
     async def after(*texts):
         now = time.monotonic()
-        reply = await embed(served, EmbeddingRequest(RequestContext("req_1", now, now + 60), texts))
+        reply = await embed(served, RequestContext("req_1", now, now + 60), texts)
         assert reply.vectors[:, 0].tolist() == [sum(text) for text in texts]
 
         def total(name):

@@ -64,10 +64,13 @@ class _Rendered(Renderer):
     chunk_kind: ClassVar[str]
     id_prefix: ClassVar[str]
 
-    def __init__(self, body: SamplingFields, choices: Choices) -> None:
+    def __init__(self, body: ChatBody | CompletionsBody, top_logprobs: int, choices: Choices) -> None:
         options = body.stream_options or StreamOptions()
         self._choices = choices
         self._choices_per_prompt, self._returned = body.generations, body.n or 1
+        self._top = top_logprobs
+        # A completion may ask for the chosen tokens alone, by 0.
+        self._logprobs = body.logprobs is not None and body.logprobs is not False
         self._with_ids = bool(body.return_token_ids)
         self._with_usage = bool(options.include_usage)
         self._usage_in_chunks = bool(options.continuous_usage_stats)
@@ -220,11 +223,6 @@ async def _chat(request: web.Request) -> Ask:
 class _Chat(_Rendered):
     kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
-    def __init__(self, body: ChatBody, top_logprobs: int, choices: Choices) -> None:
-        super().__init__(body, choices)
-        self._top = top_logprobs
-        self._logprobs = bool(body.logprobs)
-
     def opening(self) -> bytes:
         first = {"role": "assistant", "content": ""}
         return b"".join(self._chunk(_delta(index, first), 0, {}) for index in range(len(self._choices.runs)))
@@ -340,9 +338,7 @@ class _Completion(_Rendered):
     kind, chunk_kind, id_prefix = "text_completion", "text_completion", "cmpl-"
 
     def __init__(self, body: CompletionsBody, top_logprobs: int, choices: Choices) -> None:
-        super().__init__(body, choices)
-        self._top = top_logprobs
-        self._logprobs = body.logprobs is not None
+        super().__init__(body, top_logprobs, choices)
         self._offsets: dict[int, int] = {}
 
     def _part(self, index: int, event: Event) -> Json | None:
