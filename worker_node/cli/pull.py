@@ -59,7 +59,7 @@ def _pull(args: argparse.Namespace) -> int:
     """Pull each model in turn; installed ones are not fetched again."""
     from worker_node.cli.node_client import on_node
 
-    names = [entry.id for entry in Catalog.load().embedded() if args.embedded] + args.names
+    names = [entry.id for entry in Catalog.load().entries if args.embedded and entry.embedded] + args.names
     if not names:
         args.parser.error("name at least one model, or give --embedded")
     if args.name is not None and len(names) > 1:

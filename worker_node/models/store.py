@@ -33,7 +33,7 @@ from worker_node.core.errors import (
 )
 from worker_node.core.operating_system import flush, lock, try_lock
 from worker_node.core.types import ModelKind, Progress, Silent
-from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, normalise_name
+from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, as_id, normalise_name
 from worker_node.models.convert.job import recognised
 from worker_node.models.directory import (
     MANIFEST_FILE,
@@ -51,7 +51,6 @@ from worker_node.models.sources import (
     SAFETENSORS_FILE,
     LocalReference,
     alias_of,
-    as_id,
     foreign_reference,
     is_foreign,
     parse_reference,
@@ -78,7 +77,7 @@ class ModelStore:
     """Finds, makes and removes models under one root; several processes may use it at once."""
 
     def __init__(self, root: Path | None = None, catalog: Catalog | None = None) -> None:
-        """Raises ConfigurationError where `root` is, or is below, something else than a directory."""
+        """Raises ConfigurationError unless `root` is a readable directory, or not there yet."""
         self.root = default_store_root() if root is None else root
         try:
             directory = stat.S_ISDIR(self.root.stat().st_mode)
@@ -121,7 +120,7 @@ class ModelStore:
         return directory
 
     def get(self, name: str, served: Iterable[str] = ()) -> InstalledModel:
-        """The installed model of that id or alias; `served` are names of others, for the error.
+        """The installed model of that id or alias. `served` names others, for the error.
 
         Raises ModelNotFound when it is not installed, ConfigurationError when its directory is damaged.
         """
@@ -143,8 +142,8 @@ class ModelStore:
     ) -> PullSpec:
         """What a pull of `name` would make; `model_id` None is the source's own name. Makes no network calls.
 
-        With a `quantization` other than the catalog's the model is installed beside the usual one, as `<id>-<form>`.
-        Raises ModelNotFound, and BadRequest for a name that stands for nothing, is not possible, or is the catalog's.
+        With a `quantization` other than the catalog's it is installed beside the usual one, as `<id>-<form>`.
+        Raises ModelNotFound, and BadRequest for a name that is not possible or the catalog's.
         """
         reference = parse_reference(name, self.catalog)
         if isinstance(reference, CatalogEntry):
@@ -211,8 +210,8 @@ class ModelStore:
     def pull(self, spec: PullSpec | str, progress: Progress | None = None) -> InstalledModel:
         """Download, verify and convert a model; does nothing when it is installed.
 
-        Raises ModelNotFound, BadRequest or SourceRejected (the source), ModelError when a step fails; the store is then
-        as it was, and what was downloaded is kept for the next try.
+        Raises ModelNotFound, BadRequest, SourceRejected or another ModelError. The store is then as it was, and what
+        was downloaded is kept for the next try.
         """
         if isinstance(spec, str):
             spec = self.pull_spec(spec)
@@ -231,19 +230,17 @@ class ModelStore:
                 discard(directory, directory.name)
 
     def _directory(self, name: str) -> Path | None:
-        entry = self.catalog.find(name)
+        """By id or alias, else by source; of several models of a source, the one that is called as it is."""
+        entry, directories = self.catalog.find(name), self.directories()
         wanted = {normalise_name(name), entry.id if entry else normalise_name(name)}
-        found = next((path for path in self.directories() if path.name.lower() in wanted), None)
-        return found or self._by_source(name)
-
-    def _by_source(self, name: str) -> Path | None:
-        """The model of that hub repository, URL or path; of several the one that is called as the source is."""
+        for path in directories:
+            if path.name.lower() in wanted:
+                return path
         alias = alias_of(name)
-        same = [path for path in self.directories() if alias in read_facts(path).aliases]
-        if not same[1:]:
-            return next(iter(same), None)
-        reference = foreign_reference(name)
-        return min(same, key=lambda path: (reference is None or path.name != reference.model_id, path.name))
+        same = [path for path in directories if alias in read_facts(path).aliases]
+        if len(same) > 1 and (reference := foreign_reference(name)) is not None:
+            same.sort(key=lambda path: path.name != reference.model_id)
+        return same[0] if same else None
 
     def _install(self, spec: PullSpec, progress: Progress) -> InstalledModel:
         """Make the model, alone of all processes, unless another one has made it by then."""
@@ -316,8 +313,10 @@ def sweep(root: Path) -> list[Path]:
     removed = []
     for path in root.glob(f"{_DOWNLOADS}/*"):
         with _lock_file(root, path.name) as file:
+            if not try_lock(file):
+                continue
             written = max(found.lstat().st_mtime for found in (path, *path.rglob("*")))
-            if try_lock(file) and time.time() - written > _KEPT_S:
+            if time.time() - written > _KEPT_S:
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)
     for path in root.glob(".partial-*"):
@@ -353,9 +352,8 @@ def open_directory(
 ) -> InstalledModel:
     """Return the model of a directory anywhere on this machine, under `name`.
 
-    What has to be made of an encoder is kept in a store of its own, `prepared`. `pooling` (mean, cls, last) and
-    `normalize` count for encoders whose files do not specify them. Raises ConfigurationError, naming the file that is
-    missing or cannot be used.
+    What has to be made of an encoder is kept in a store of its own, `prepared`. `pooling` and `normalize` count where
+    the files do not specify them. Raises ConfigurationError, naming the file that is missing or cannot be used.
     """
     if not path.is_dir():
         raise ConfigurationError(f"{path} is not a directory")
@@ -399,7 +397,7 @@ def open_directory(
 
 
 def apparent_kind(directory: Path) -> str | None:
-    """The kind of model that the small files of a directory show, whatever is wrong with the others; None: nothing."""
+    """The kind of model that the small files of a directory show, whatever is wrong with the others."""
     if (kind := read_facts(directory).kind) is not None:
         return kind
     if (known := recognised(directory)) is not None:

@@ -81,10 +81,8 @@ _ROTARY_FREQUENCIES = "rope_freqs.weight"
 class GgufFile:
     """An open GGUF file: what it says of the model, and its weights exactly as llama.cpp would see them.
 
-    Raises ConversionFailed when the file is not one, or lacks a field that is asked for. Raises SourceRejected for what
-    the graph or the tokenizer would lack: another architecture than those that can be converted, unknown tensors,
-    scaled rotary embeddings, sliding windows, tokenizers that are not byte-level, tokens beyond the embedding table.
-    `known` bytes of the file are known; with a longer header nothing is judged.
+    Raises ConversionFailed for a damaged file, SourceRejected for what the graph or the tokenizer would lack. Only
+    `known` bytes of the file are there; with a longer header nothing is judged.
     """
 
     def __init__(self, path: Path, known: int | None = None) -> None:
@@ -179,7 +177,7 @@ class GgufFile:
 
 
 def write_tokenizer(gguf: GgufFile, target: Path, scratch: Path) -> None:
-    """Write the file's tokenizer and detokenizer to `target`. Raises ConversionFailed when GenAI cannot make them."""
+    """Write the file's tokenizer and detokenizer to `target`. Raises ConversionFailed."""
     # Of a file with weights GenAI would read them, and fail where it does not know their quantization.
     vocabulary = scratch / "vocabulary.gguf"
     vocabulary.write_bytes(gguf.vocabulary())
@@ -278,8 +276,7 @@ def stored_matrix(gguf: GgufFile, name: str, quantization: Quantization) -> Node
 
 
 def quantise(values: NDArray[np.float32], bits: int, group: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Whole numbers of `bits` bits, int8 [rows, groups, group], and what each group's are multiplied by, f32 [rows,
-    groups, 1], of a matrix [rows, columns]; `columns` is a multiple of `group`.
+    """Numbers of `bits` bits, int8 [rows, groups, group], and scales, f32 [rows, groups, 1], of [rows, columns].
 
     The number of the largest magnitude becomes the lowest level, since there is one more below zero than above it: the
     scale of a group whose largest number is positive is negative.
@@ -368,7 +365,7 @@ def _replace_positions(given: Output, positions: Node) -> None:
 
 
 def _keep_all_rows(wanted: Output) -> None:
-    """The front end selects the rows of the tokens whose logits are wanted; GenAI takes the last ones itself."""
+    """The front end selects the rows whose logits are wanted; GenAI takes the last ones itself."""
     for squeezed in _readers(wanted, "Squeeze"):
         for gather in _readers(squeezed.output(0), "Gather"):
             rows = gather.input_value(0).get_node().input_value(0)
@@ -466,7 +463,7 @@ def _unrotated(rotated: Output) -> Output:
 
 
 def _visible(ids: Node, mask: Node) -> Node:
-    """What is added to the scores, f32 [batch, 1, tokens, tokens and past]: padding and later tokens are hidden."""
+    """The attention mask, f32 [batch, 1, tokens, tokens and past]: hides padding and later tokens."""
     total, length = (op.gather(op.shape_of(node), op.constant(np.int64(1)), _axis(0)) for node in (mask, ids))
     one = op.constant(np.int64(1))
     columns = op.unsqueeze(op.range(_axis(0), total, one, "i64"), _axes(0))

@@ -48,20 +48,19 @@ from worker_node.tasks.generate.tool_calls import (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The prompt as an engine takes it.
+    """The prompt as an engine takes it; one with vision takes the `vision_prompt`, whose text has the `tokens`.
 
-    `parser` makes what separates tool calls and reasoning from the answer; None where all of it is text. `seen` is the
-    prompt for an engine with vision; `tokens` are then those of its text.
+    `parser` makes what separates tool calls and reasoning from the answer; None where all of it is text.
     """
 
     tokens: list[int]
     parser: Callable[[], Parser] | None = None
-    seen: ImagePrompt | None = None
+    vision_prompt: ImagePrompt | None = None
 
     @property
     def count(self) -> int:
         """Tokens of the prompt; of images an estimate."""
-        return len(self.tokens) + (0 if self.seen is None else self.seen.image_tokens)
+        return len(self.tokens) + (0 if self.vision_prompt is None else self.vision_prompt.image_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class PreparedGeneration:
             sampling=structs.replace(request.sampling, **EDGE_ONLY),
             interactive=request.context.interactive,
             grammar=self.grammar,
-            seen=self.prompt.seen,
+            vision_prompt=self.prompt.vision_prompt,
             streamed_until=request.context.ends if stream else 0.0,
         )
 
@@ -189,7 +188,7 @@ class _Prompting:
         else:
             texts = self.services.parts.of(LargeTexts)
             ids = await texts.encode(model.tokenizer, request.prompt, deadline=request.context.deadline)
-            prompt = Prompt(ids, seen=None if model.images is None else ImagePrompt(request.prompt, [], 0))
+            prompt = Prompt(ids, vision_prompt=None if model.images is None else ImagePrompt(request.prompt, [], 0))
         if not prompt.tokens:
             raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
         return prompt
@@ -213,11 +212,11 @@ class _Prompting:
             text += calls.opening
         plain = without_tags(text, len(images)) if images else text
         tokens = await texts.encode(chat, plain, special=False, deadline=deadline)
-        seen = None
+        vision_prompt = None
         if model.images is not None:
             # The engine's tokenizer adds what a text begins with, and the template has written it already.
-            seen = image_prompt(text.removeprefix(chat.opening()), images, self.pixels, model.images)
-        return Prompt(tokens, _parser(request, calls, text), seen)
+            vision_prompt = image_prompt(text.removeprefix(chat.opening()), images, self.pixels, model.images)
+        return Prompt(tokens, _parser(request, calls, text), vision_prompt)
 
     async def _newest(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """The messages without the oldest turns that there is no room for; the instructions before them stay.

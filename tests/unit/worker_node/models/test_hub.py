@@ -8,9 +8,8 @@ from tests.support.scripted_hub import COMMIT, Repository
 from worker_node.core.errors import DownloadFailed, HashMismatch
 from worker_node.core.types import Silent
 from worker_node.models import disk
-from worker_node.models.catalog import SourceFormat
+from worker_node.models.catalog import HubReference, SourceFormat
 from worker_node.models.pull import fetch_hub
-from worker_node.models.sources import HubReference
 
 WEIGHTS = bytes(range(256)) * 2048
 OPENVINO = {

@@ -19,6 +19,7 @@ from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import event_frame
 from worker_node.http.task import JSON, ApiOperation
+from worker_node.structured_output.form import FormPart
 from worker_node.tasks.generate.answer import Block as AnswerBlock
 from worker_node.tasks.generate.answer import BlockKind, Closed, Finished, FinishReason, Grown, Opened
 from worker_node.tasks.generate.building import GenerationModel
@@ -28,16 +29,7 @@ from worker_node.tasks.generate.http.parameters import Length, Temperature, TopK
 from worker_node.tasks.generate.http.replies import Ask, ChoiceEvent, Renderer, generation_route
 from worker_node.tasks.generate.images import IMAGE_TYPES, image_of_base64, image_of_url
 from worker_node.tasks.generate.prompting import count_prompt, generation_model
-from worker_node.tasks.generate.request import (
-    AnswerSchema,
-    GenerationRequest,
-    Image,
-    Message,
-    Rendering,
-    Tool,
-    ToolCall,
-    ToolUse,
-)
+from worker_node.tasks.generate.request import GenerationRequest, Image, Message, Rendering, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.service import Choices
 
 # Coding agents begin their instructions with such a line. It differs in every request: no prefix would be cached.
@@ -161,7 +153,7 @@ class CountTokensBody(DialectBody):
             parameters.sampling(vars(self)),
             model.id,
             tool_use=self._tool_use(),
-            grammar=None if form is None else AnswerSchema(form.json_schema, where),
+            grammar=None if form is None else FormPart(form.json_schema, where),
             think=think and model.tokenizer.can_think,
             split_reasoning=True,
             # Where the last turn is the assistant's, the answer continues it.
