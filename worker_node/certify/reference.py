@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -64,12 +64,10 @@ class Reference:
         self._node: RunningNode | None = None
         self._process: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the processes that were started here."""
         if self._node is not None:
-            self._node.stop()
+            self._node.close()
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

@@ -370,7 +370,6 @@ class EngineStatus:
     restarts: int = 0
     wrong: int = 0
     load_seconds: float | None = None
-    device_name: str | None = None
     retry_after: float | None = None
     in_flight: int = 0
     stats: EngineStats = field(default_factory=EngineStats)

@@ -103,7 +103,6 @@ class Engine:
             restarts=self._restarts,
             wrong=self._wrong,
             load_seconds=loaded.seconds if loaded else None,
-            device_name=loaded.device_name if loaded else None,
             retry_after=retry_after,
             in_flight=process.in_flight if process else 0,
             proof=self._proof,
