@@ -283,7 +283,7 @@ class _Rendered(Renderer):
             "id": f"msg_{token_hex(12)}",
             "type": "message",
             "role": "assistant",
-            "model": choices.runs[0].model,
+            "model": choices.model,
         }
 
     def opening(self) -> bytes:

@@ -77,7 +77,7 @@ class _Rendered(Renderer):
         self._fields = {
             "id": f"{self.id_prefix}{token_hex(12)}",
             "created": int(time.time()),
-            "model": choices.runs[0].model,
+            "model": choices.model,
         }
         # Without usage the JSON around the choice is the same in every chunk.
         self._head = b"data: " + orjson.dumps(self._object(self.chunk_kind, []))[:-2]

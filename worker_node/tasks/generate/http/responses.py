@@ -337,7 +337,7 @@ class _Rendered(Renderer):
             "id": f"resp_{token_hex(12)}",
             "object": "response",
             "created_at": int(time.time()),
-            "model": choices.runs[0].model,
+            "model": choices.model,
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,
