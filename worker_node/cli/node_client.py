@@ -175,11 +175,13 @@ def _tls_problem(url: str, error: httpx2.HTTPError) -> str | None:
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
     scheme, _, host = url.partition("://")
+
     if isinstance(cause, ssl.SSLCertVerificationError):
         remedy = _REMEDIES.get(cause.verify_code, _TRUST)
         return f"the certificate of {url} is not trusted ({cause.verify_message.rstrip('.')}): {remedy}"
     if isinstance(cause, ssl.SSLError) and cause.reason in {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}:
         return f"{url} answers, but not with https: set {URL_VARIABLE} to http://{host}"
+
     if cause is None and not isinstance(error, httpx2.RemoteProtocolError | httpx2.ReadError):
         return None
     if scheme.lower() == "https":
@@ -197,11 +199,13 @@ def _tls_context(args: argparse.Namespace) -> ssl.SSLContext | None:
     files = [getattr(args, flag[2:].replace("-", "_")) or os.environ.get(names[flag]) or None for flag in names]
     if not any(files):
         return None
+
     for name, file in zip(names, files, strict=True):
         try:
             Path(file or os.devnull).open("rb").close()
         except OSError as error:
             raise ConfigurationError(f"{name} {file} ({names[name]}) cannot be read: {error.strerror}") from None
+
     ca_file, cert, key = files
     if key and not cert:
         raise ConfigurationError(f"--client-key is given without --client-cert ({CERT_VARIABLE})")
@@ -234,6 +238,7 @@ def node_or_none(args: argparse.Namespace) -> Iterator[NodeClient | None]:
             except (LookupError, TypeError, AttributeError) as error:
                 raise client.no_node() from error
             return
+
     if url and status:
         raise client.not_alive(status)
     if url:
@@ -246,6 +251,7 @@ def _client(args: argparse.Namespace, url: str) -> NodeClient:
         raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL such as {DEFAULT_URL}")
     if re.match("https?://[^/?#]*@", url, re.IGNORECASE):
         raise ConfigurationError(f"{URL_VARIABLE} must have no user and password: the key is {KEY_VARIABLE}")
+
     key = os.environ.get(KEY_VARIABLE)
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigurationError(

@@ -150,6 +150,7 @@ def converse(chat: Chat, read: Callable[[str], str] = input) -> int:
 
     with contextlib.suppress(ImportError):  # where Python was built without it
         import readline  # noqa: F401  (gives `input` arrow keys and a history)
+
     if chat.is_toy:
         print(TOY_NOTE, file=sys.stderr)
     print(f"{chat.model}: /? for help, /bye to end", file=sys.stderr)
@@ -179,6 +180,7 @@ def _next_message(read: Callable[[str], str]) -> str | None:
         line = read(">>> ")
         if not line.startswith(_QUOTES):
             return line
+
         line = line.removeprefix(_QUOTES)
         lines = [] if not line else [line]
         while not (lines and lines[-1].endswith(_QUOTES)):
