@@ -41,7 +41,7 @@ def _run(args: argparse.Namespace) -> int:
     """Chat, or answer one prompt; 0 when the answers came."""
     from worker_node.cli.node_client import model_path, node_or_none, where_no_node_runs
 
-    with node_or_none(args) as node:
+    with node_or_none() as node:
         if node is None:
             raise ConfigurationError(f"{where_no_node_runs()}; start one in another terminal: npu-node serve")
         chat = Chat(node, args.model, system=args.system, verbose=args.verbose)
