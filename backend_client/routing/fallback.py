@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from backend_client.cloud.ledger import Ledger
+from backend_client.cloud import Ledger
 from backend_client.errors import CloudError, CloudRejected, NPUUnavailableError
 from backend_client.http.messages import Request
 from backend_client.http.replies import Forwarded

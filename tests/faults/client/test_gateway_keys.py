@@ -14,8 +14,8 @@ from backend_client.errors import ConfigurationError
 from backend_client.gateway import cli as gateway_cli
 from backend_client.gateway import keys as gateway_keys
 from backend_client.gateway import limits as gateway_limits
-from backend_client.gateway.keys import KeyStore, Team
-from backend_client.gateway.limits import Limits, Refusal
+from backend_client.gateway.keys import KeyStore, Refusal, Team
+from backend_client.gateway.limits import Limits
 from backend_client.http.replies import TokenCount, asking_for_usage, tokens_of_prompt
 from backend_client.results import Usage
 from backend_client.testing.node import EMBEDDER, WRITER, route_headers

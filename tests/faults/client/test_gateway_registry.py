@@ -16,9 +16,7 @@ from backend_client.errors import ConfigurationError
 from backend_client.gateway import app as gateway_app
 from backend_client.gateway import registry as gateway_registry
 from backend_client.gateway.cli import main
-from backend_client.gateway.keys import KeyFile, KeyStore
-from backend_client.gateway.limits import Refusal
-from backend_client.gateway.registry import EXPIRY_S, Registry
+from backend_client.gateway.keys import EXPIRY_S, KeyFile, KeyStore, Refusal, Registry
 from backend_client.http.addresses import parse_nodes
 from tests.faults.client.test_gateway import STREAM, gateway
 

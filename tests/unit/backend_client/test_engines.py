@@ -10,7 +10,7 @@ from backend_client import InferenceClient, NPUUnavailableError, StreamInterrupt
 from backend_client.calls import BaseClient
 from backend_client.cloud import Ledger
 from backend_client.errors import DeadlineExceeded, NodeFailed, NodeNotServing
-from backend_client.http.health import HealthReport
+from backend_client.http.messages import HealthReport
 from backend_client.options import RetryOptions, Timeouts
 from backend_client.results import RawReply, Usage
 from tests.unit.backend_client.fakes import WRITER, fleet, hang, report, warm, with_fleet
