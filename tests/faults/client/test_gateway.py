@@ -250,16 +250,6 @@ async def test_vectors_of_another_space_are_never_forwarded(scripted):
         assert "space" in (await reply.json())["error"]["message"]
 
 
-@pytest.mark.parametrize("rows", [[], [[0.0] * 8], [["x"] * 8], [[1.0] * 8, [1.0] * 8]])
-@pytest.mark.parametrize("path", ["/api/embed", "/embeddings"])
-async def test_embeddings_of_every_dialect_are_checked(scripted, path, rows):
-    headers = {**route_headers(EMBEDDER), "X-Space": "space-a"}
-    scripted.respond = answering(lambda: web.json_response({"embeddings": rows}, headers=headers))
-    async with gateway(scripted) as http:
-        reply = await http.post(path, json={"model": EMBEDDER, "input": "a", "texts": ["a"]})
-        assert reply.status == 503
-
-
 async def test_the_lines_of_ollama_are_forwarded_and_their_end_is_missed(scripted):
     lines = b'{"message":{"content":"Hi"},"done":false}\n{"done":true,"eval_count":1}\n'
 
