@@ -113,7 +113,6 @@ async def run(
 
 
 def _background(stack: AsyncExitStack, name: str, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work until the stack is left."""
     stack.callback(asyncio.create_task(work, name=name).cancel)
 
 

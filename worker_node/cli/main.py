@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from worker_node import __version__
+from worker_node.cli.output import say
 from worker_node.core.errors import INSTALL_EXTRA, NodeError
 
 # The commands that call a running node.
@@ -86,17 +87,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Closed by the caller (>&-). The installed commands never get here: `npu_commands` opens it on /dev/null.
             sys.stdout.flush()
     except NodeError as error:
-        _say(error.message)
+        say(error.message)
     except KeyboardInterrupt:
-        _say("interrupted")
+        say("interrupted")
         status = 130
     except BrokenPipeError:
         status = _reader_gone()
     except OSError as error:
-        _say(_output_problem(error) or describe(error))
+        say(_output_problem(error) or describe(error))
         status = 1
     except ModuleNotFoundError as error:
-        _say(_missing(error))
+        say(_missing(error))
     return status
 
 
@@ -121,10 +122,6 @@ def _command_first(argv: Sequence[str]) -> Sequence[str]:
         return ["serve", *argv]
     place = next((place for place, word in enumerate(argv) if word in _CALLING), 0)
     return [argv[place], *argv[:place], *argv[place + 1 :]] if place and argv[0].startswith("-") else argv
-
-
-def _say(message: str) -> None:
-    print(f"npu-node: {message}", file=sys.stderr)
 
 
 def _reader_gone() -> int:

@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Required, TypedDict, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
-import msgspec
 import orjson
 
 from worker_node.cli.output import printable
@@ -42,33 +41,6 @@ _TIMEOUT = httpx2.Timeout(10.0, connect=2.0, read=None)
 _READING = httpx2.Timeout(10.0, connect=2.0)
 
 
-class _Model(TypedDict, total=False):
-    """What commands read in a node's description of a model."""
-
-    id: Required[str]
-    state: Required[str]
-    reason: str | None
-    aliases: list[str]
-    loaded: bool
-    source: str
-    size: int | None
-    context: int | None
-    memory: dict[str, int | None]
-    devices: list[dict[str, Any]]
-    expires_in_s: float | None
-    capabilities: list[str]
-    details: _Details | None
-
-
-class _Details(TypedDict, total=False):
-    quantization: str | None
-    family: str | None
-    licence: str | None
-    dimensions: int | None
-    prompts: dict[str, str] | None
-    matryoshka: list[int] | None
-
-
 class NodeCallFailed(NodeError):
     """A node answered a call with an error, or the connection to it broke; `http_status` 0 then."""
 
@@ -88,7 +60,6 @@ class NodeClient:
         self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT, trust_env=False, verify=verify)
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     def live_status(self) -> int:
@@ -101,7 +72,6 @@ class NodeClient:
             return 0
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The JSON of the answer."""
         timeout = _READING if method == "GET" else _TIMEOUT
         with self._stream(method, path, body, timeout) as response:
             answer = orjson.loads(response.read())
@@ -110,15 +80,16 @@ class NodeClient:
             return answer
 
     def models(self) -> list[dict[str, Any]]:
-        """The models that the node can use, checked."""
-        models: list[dict[str, Any]] = self.call("GET", "/models")["models"]
-        msgspec.convert(models, list[_Model])
-        return models
+        """The models that the node can use, each with its id and its state at least."""
+        return [self._checked(model) for model in self.call("GET", "/models")["models"]]
 
     def model(self, name: str) -> dict[str, Any]:
-        """One model, checked."""
-        model = self.call("GET", model_path(name))
-        msgspec.convert(model, _Model)
+        """One model, as of `models`."""
+        return self._checked(self.call("GET", model_path(name)))
+
+    def _checked(self, model: Any) -> dict[str, Any]:
+        if not isinstance(model, dict) or not {"id", "state"} <= model.keys():
+            raise self.no_node()
         return model
 
     @contextmanager
@@ -128,7 +99,6 @@ class NodeClient:
             yield _lines(response)
 
     def pull(self, name: str, progress: Progress) -> None:
-        """Have the node pull a model, and show how far it is."""
         stage: str | None = None
         with self.lines("/api/pull", {"model": name}) as lines:
             for line in lines:
@@ -174,10 +144,8 @@ class NodeClient:
             remedy = f"set {KEY_VARIABLE} to a key that it takes, or {URL_VARIABLE} to the node itself"
         return NodeCallFailed(f"{self.url} answered {status}, not as a node does: {remedy}", status)
 
-    def no_node(self, problem: msgspec.ValidationError | None = None) -> NodeCallFailed:
-        """The error for an answer that is not a node's."""
-        detail = f" ({problem})" if problem else ""
-        return NodeCallFailed(f"{self.url} answered, but not as a node does{detail}: check {URL_VARIABLE}")
+    def no_node(self) -> NodeCallFailed:
+        return NodeCallFailed(f"{self.url} answered, but not as a node does: check {URL_VARIABLE}")
 
 
 def _lines(response: httpx2.Response) -> Iterator[dict[str, Any]]:
@@ -263,8 +231,8 @@ def node_or_none(args: argparse.Namespace) -> Iterator[NodeClient | None]:
         if (status := client.live_status()) == 200:
             try:
                 yield client
-            except (LookupError, TypeError, AttributeError, msgspec.ValidationError) as error:
-                raise client.no_node(error if isinstance(error, msgspec.ValidationError) else None) from error
+            except (LookupError, TypeError, AttributeError) as error:
+                raise client.no_node() from error
             return
     if url and status:
         raise client.not_alive(status)
@@ -290,7 +258,6 @@ def _client(args: argparse.Namespace, url: str) -> NodeClient:
 
 
 def where_no_node_runs() -> str:
-    """For a message: where no node was found."""
     if os.environ.get(URL_VARIABLE, "").lower() == NO_NODE:
         return f"no node is asked ({URL_VARIABLE} is {NO_NODE})"
     return f"no node runs at {DEFAULT_URL} ({URL_VARIABLE} names another)"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from worker_node.cli.output import TOY_MODEL, TOY_NOTE
+from worker_node.cli.output import TOY_MODEL, TOY_NOTE, say
 from worker_node.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ Ctrl-C    stop the answer"""
 
 
 def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """`npu-node run MODEL ["prompt"]`."""
     parser = commands.add_parser("run", help="chat with a model in the terminal", description=_DESCRIPTION)
     parser.add_argument("model", metavar="MODEL", help="what npu-node pull takes")
     parser.add_argument("prompt", nargs="*", help="one message: answer it and end; standard input is added to it")
@@ -104,7 +103,6 @@ class Chat:
         self.is_toy = known.get("id") == TOY_MODEL
 
     def clear(self) -> None:
-        """Forget all messages but the system's."""
         self._messages = list(self._start)
 
     def answer(self, text: str) -> bool:
@@ -171,7 +169,7 @@ def converse(chat: Chat, read: Callable[[str], str] = input) -> int:
                 try:
                     chat.answer(message)
                 except NodeCallFailed as error:
-                    print(f"npu-node: {error.message}", file=sys.stderr)
+                    say(error.message)
     return 0
 
 

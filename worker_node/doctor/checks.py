@@ -280,7 +280,6 @@ def _openvino(probe: Probe, *, npu: bool) -> Finding:
 
 
 def check_cache(root: Path) -> Finding:
-    """Whether what is compiled can be kept."""
     if _writable(root):
         return ok("cache-directory", str(root))
     fix = f"sudo chown -R $USER {root}, or set compile_cache (bounded profile: OV_GENAI_NPU_CACHE)"
@@ -309,7 +308,6 @@ def check_models(store: Path, problems: Mapping[str, tuple[str, str] | None]) ->
 
 
 def check_secret(file: Path) -> Finding:
-    """Whether a file with keys is for the node alone."""
     if not os.access(file, os.R_OK):
         return error(
             "key-files",
@@ -341,7 +339,6 @@ def examine(machine: ExaminedMachine, probe: Probe, *, cache: Path) -> tuple[Fin
 
 
 def check_cpu(probe: Probe) -> Finding:
-    """Whether OpenVINO can run models on the CPU."""
     cpu = probe.find("CPU")
     if probe.error is not None or cpu is None:
         reason = probe.error or "it lists no CPU"
@@ -351,5 +348,4 @@ def check_cpu(probe: Probe) -> Finding:
 
 
 def healthy(findings: Iterable[Finding]) -> bool:
-    """Whether no finding is an error."""
     return all(finding.severity is not Severity.ERROR for finding in findings)

@@ -63,7 +63,6 @@ class EventLog:
         self._seen: dict[str, tuple[EngineState, int]] = {}
 
     def add(self, subject: str, what: str, level: Level, why: str | None = None) -> None:
-        """Add an event that happened now."""
         self._events.append(NodeEvent(round(self._clock(), 3), subject, what, level, why))
 
     def observe(self, engines: Iterable[tuple[str, EngineStatus]]) -> None:
@@ -85,7 +84,6 @@ class EventLog:
             self.add(name, "removed", "off")
 
     def latest_first(self) -> list[NodeEvent]:
-        """The events, the last one first."""
         return list(reversed(self._events))
 
 
@@ -130,11 +128,9 @@ class History:
 
     @property
     def requests(self) -> int:
-        """The requests of all samples that are kept, counted."""
         return round(sum((sample["requests"] or 0) * (sample["seconds"] or 0) for sample in self._samples))
 
     def series(self) -> dict[str, list[float | None]]:
-        """The samples by field."""
         return {
             name: [None if (value := sample[name]) is None else round(value, 3) for sample in self._samples]
             for name in SERIES
@@ -186,8 +182,6 @@ def _samples(metric: Collector, end: str = "_total") -> Iterator[tuple[dict[str,
 
 
 class Dashboard:
-    """The history and the events of one node."""
-
     def __init__(self, node: Node) -> None:
         self._node = node
         self.events = EventLog()

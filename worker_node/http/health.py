@@ -28,7 +28,6 @@ _LONGEST_REASON = 500
 
 
 def node_status(node: Node) -> str:
-    """The node's status: one of `STATUSES`."""
     if node.state.draining:
         return "draining"
     states = [model.state() for model in node.manager.models]
@@ -56,7 +55,6 @@ def status_reason(node: Node) -> str | None:
 
 
 def report(node: Node) -> dict[str, Any]:
-    """The body of /health."""
     return {
         "status": node_status(node),
         "reason": status_reason(node),
@@ -107,7 +105,6 @@ def _npu(node: Node) -> dict[str, Any]:
 
 
 def device_list(node: Node) -> list[dict[str, Any]]:
-    """Every device that a model can be placed on, as /health lists it."""
     devices: list[dict[str, Any]] = []
     for device in Device:
         emulated = device is Device.NPU and node.npu.emulated
@@ -171,7 +168,6 @@ def _failed(model: FailedModel) -> dict[str, Any]:
 
 
 def describe_placement(placement: Placement) -> dict[str, Any]:
-    """All that replies say of a placement."""
     status = placement.engine.status
     proof = status.proof
     canary = proof and {
@@ -209,7 +205,6 @@ def _certification(placement: Placement | ExcludedPlacement) -> dict[str, str | 
 
 
 def excluded_placements(model: ServedModel | FailedModel) -> list[dict[str, Any]]:
-    """The devices that a model may not run on, and why."""
     return [
         {"device": place.device, "emulated": place.emulated, "reason": place.reason, **_certification(place)}
         for place in model.excluded
@@ -217,7 +212,6 @@ def excluded_placements(model: ServedModel | FailedModel) -> list[dict[str, Any]
 
 
 def rounded(seconds: float | None) -> float | None:
-    """To a tenth of a second."""
     return None if seconds is None else round(seconds, 1)
 
 

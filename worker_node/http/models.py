@@ -193,7 +193,6 @@ def chat_first(models: Iterable[InstalledModel]) -> list[InstalledModel]:
 
 
 def _describe_served(manager: ModelManager, model: ServedModel) -> dict[str, Any]:
-    """A model that has engines, loaded or not."""
     preferred, serving = model.placements[0], model.serving()
     left = manager.expires_in(model)
     described = _describe(model.installed)
@@ -291,11 +290,9 @@ class PullJob:
             raise
 
     def stage(self, name: str, total: int | None = None) -> None:
-        """See `core.types.Progress`."""
         self._stage, self._total, self._done = name, total, 0
 
     def update(self, done: int) -> None:
-        """See `core.types.Progress`."""
         self._done = done
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:

@@ -130,7 +130,6 @@ class Tracing:
             operation.end()
 
     async def close(self) -> None:
-        """Send what was not sent yet."""
         await asyncio.to_thread(self._flush)
 
 
@@ -138,7 +137,6 @@ OFF = Tracing()
 
 
 def set_response_status(span: Span, status: int) -> None:
-    """Record the status of the HTTP response in the span of its request."""
     span.set_attribute("http.response.status_code", status)
     if status >= 500:
         span.set_attribute("error.type", str(status))
@@ -186,7 +184,6 @@ class Operation:
             self.begin("")
 
     def submitted(self, engine: Engine) -> None:
-        """The engine is given the job now."""
         if self.recording:
             if (pid := engine.status.pid) is not None:
                 self._engine_attributes["process.pid"] = pid

@@ -15,7 +15,7 @@ from worker_node.sandbox.pool import PreparationLimits, PreparationPool, ResultC
 from worker_node.settings import NodeSettings
 from worker_node.structured_output.cost import MAX_SCHEMA_BYTES
 from worker_node.structured_output.form import CallForm, Compiled, Form, FormPart, GivenText, compile_form
-from worker_node.tasks.generate.request import AnswerSchema, GenerationRequest, GivenForm
+from worker_node.tasks.generate.request import GenerationRequest
 from worker_node.tasks.generate.tool_calls import CLOSING, HERMES, OPENING, TOOL_FORMATS
 
 # Small schemas are almost all there are, and have a process of their own. `cpu_s` bounds the time of one schema.
@@ -91,11 +91,10 @@ def answer_form(family: str, request: GenerationRequest) -> Form | None:
 
     Calls are written as that family of models writes them.
     """
-    wanted = request.grammar
-    answer = FormPart(wanted.schema, wanted.where, wanted.strict) if isinstance(wanted, AnswerSchema) else None
-    use = request.tool_use
-    if isinstance(wanted, GivenForm) and not (use is not None and use.forced):
-        return Form(text=GivenText(wanted.source, wanted.where))
+    wanted, use = request.grammar, request.tool_use
+    if isinstance(wanted, GivenText) and not (use is not None and use.forced):
+        return Form(text=wanted)
+    answer = wanted if isinstance(wanted, FormPart) else None
     if use is None or not isinstance(request.prompt, tuple):
         return None if answer is None else Form(answer)
     form, tags = TOOL_FORMATS.get(family, HERMES), (OPENING, CLOSING)

@@ -64,17 +64,20 @@ class _Rendered(Renderer):
     chunk_kind: ClassVar[str]
     id_prefix: ClassVar[str]
 
-    def __init__(self, body: SamplingFields, choices: Choices) -> None:
+    def __init__(self, body: ChatBody | CompletionsBody, top_logprobs: int, choices: Choices) -> None:
         options = body.stream_options or StreamOptions()
         self._choices = choices
         self._choices_per_prompt, self._returned = body.generations, body.n or 1
+        self._top = top_logprobs
+        # A completion may ask for the chosen tokens alone, by 0.
+        self._logprobs = body.logprobs is not None and body.logprobs is not False
         self._with_ids = bool(body.return_token_ids)
         self._with_usage = bool(options.include_usage)
         self._usage_in_chunks = bool(options.continuous_usage_stats)
         self._fields = {
             "id": f"{self.id_prefix}{token_hex(12)}",
             "created": int(time.time()),
-            "model": choices.runs[0].model,
+            "model": choices.model,
         }
         # Without usage the JSON around the choice is the same in every chunk.
         self._head = b"data: " + orjson.dumps(self._object(self.chunk_kind, []))[:-2]
@@ -194,8 +197,7 @@ class ChatBody(SamplingFields, RenderingBody):
         tools = []
         for index, tool in enumerate(self.tools or []):
             if isinstance(tool, FunctionTool):
-                strict = tool.function.strict is True
-                tools.append(tool_of(tool.function, f"tools[{index}].function", strict=strict))
+                tools.append(tool_of(tool.function, f"tools[{index}].function"))
         single = self.parallel_tool_calls is False
         match self.tool_choice:
             case NamedChoice(function=function):
@@ -219,11 +221,6 @@ async def _chat(request: web.Request) -> Ask:
 
 class _Chat(_Rendered):
     kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
-
-    def __init__(self, body: ChatBody, top_logprobs: int, choices: Choices) -> None:
-        super().__init__(body, choices)
-        self._top = top_logprobs
-        self._logprobs = bool(body.logprobs)
 
     def opening(self) -> bytes:
         first = {"role": "assistant", "content": ""}
@@ -340,9 +337,7 @@ class _Completion(_Rendered):
     kind, chunk_kind, id_prefix = "text_completion", "text_completion", "cmpl-"
 
     def __init__(self, body: CompletionsBody, top_logprobs: int, choices: Choices) -> None:
-        super().__init__(body, choices)
-        self._top = top_logprobs
-        self._logprobs = body.logprobs is not None
+        super().__init__(body, top_logprobs, choices)
         self._offsets: dict[int, int] = {}
 
     def _part(self, index: int, event: Event) -> Json | None:

@@ -17,7 +17,7 @@ from worker_node.http.context import route_headers
 from worker_node.http.replies import json_response
 from worker_node.http.request_state import NODE, STATE
 from worker_node.http.sse import EventStream, LineStream
-from worker_node.http.task import EVENTS, JSON, ApiOperation, Handler, Model
+from worker_node.http.task import EVENTS, JSON, ApiOperation, Model
 from worker_node.tasks.generate.answer import Event, Finished, TokenLogprob
 from worker_node.tasks.generate.prompting import PreparedGeneration
 from worker_node.tasks.generate.request import GenerationRequest
@@ -68,15 +68,9 @@ Parse = Callable[[web.Request], Awaitable[Ask | web.StreamResponse]]
 
 
 def generation_route(
-    path: str, parse: Parse, summary: str, reply: Model, body: Model, stream: str = EVENTS
+    path: str, parse: Parse, summary: str, reply: Model, body: Model, streamed: str = EVENTS
 ) -> ApiOperation:
     """A route that generates text. A request that asks for no text is answered by `parse`."""
-    replies = {JSON: reply, stream: None}
-    return ApiOperation("post", path, answering(parse), summary, replies, body, inference=True)
-
-
-def answering(parse: Parse) -> Handler:
-    """The handler of a route that generates text."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         ask = await parse(request)
@@ -93,7 +87,7 @@ def answering(parse: Parse) -> Handler:
             if not ask.stream:
                 found = {index: end async for index, [end], _ in choices.events if isinstance(end, Finished)}
                 ends = [found[index] for index in range(len(choices.runs))]
-                return json_response(renderer.whole(ends), headers=route_headers(choices.routes[0], busy_of(ends)))
+                return json_response(renderer.whole(ends), headers=route_headers(choices.runs[0].route, busy_of(ends)))
             async with renderer.frames(request, route_headers(choices.routes[0])) as stream:
                 try:
                     await stream.write(renderer.opening())
@@ -108,7 +102,8 @@ def answering(parse: Parse) -> Handler:
                     await stream.write(renderer.failure(error))
             return stream.response
 
-    return answer
+    replies = {JSON: reply, streamed: None}
+    return ApiOperation("post", path, answer, summary, replies, body, inference=True)
 
 
 def _note_effects(request: web.Request, prepared: PreparedGeneration) -> None:
