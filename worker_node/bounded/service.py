@@ -241,7 +241,6 @@ class JobService:
         return count
 
     def busy_time(self) -> Reading:
-        """The NPU's busy counter now."""
         return self.npu.busy_time()
 
 

@@ -255,12 +255,14 @@ def read_model(directory: Path) -> InstalledModel:
         raise ConfigurationError(f"{path}: not a readable manifest ({error}); {remedy}") from error
     if manifest.version != MANIFEST_VERSION:
         raise ConfigurationError(f"{path}: manifest version {manifest.version}, known is {MANIFEST_VERSION}; {remedy}")
+
     for name, size in manifest.files.items():
         file = directory / name
         if "\0" in name or not file.is_file():
             raise ConfigurationError(f"{file}: missing; {remedy}")
         if (found := file.stat().st_size) != size:
             raise ConfigurationError(f"{file}: {found} bytes, the manifest says {size}; {remedy}")
+
     canary: Canary | None = manifest.canary
     if manifest.kind == ModelKind.EMBEDDING:
         canary = read_canary(directory, EmbeddingCanary)

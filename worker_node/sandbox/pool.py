@@ -112,7 +112,6 @@ class PreparationPool:
 
     @property
     def pids(self) -> frozenset[int]:
-        """The ids of the processes that live now."""
         return frozenset(process.popen.pid for process in tuple(self._processes))
 
     async def run(self, function: Callable[..., Any], *arguments: Any, deadline: float, param: str) -> Any:
