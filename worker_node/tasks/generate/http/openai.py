@@ -197,8 +197,7 @@ class ChatBody(SamplingFields, RenderingBody):
         tools = []
         for index, tool in enumerate(self.tools or []):
             if isinstance(tool, FunctionTool):
-                strict = tool.function.strict is True
-                tools.append(tool_of(tool.function, f"tools[{index}].function", strict=strict))
+                tools.append(tool_of(tool.function, f"tools[{index}].function"))
         single = self.parallel_tool_calls is False
         match self.tool_choice:
             case NamedChoice(function=function):
