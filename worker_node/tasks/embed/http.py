@@ -112,6 +112,7 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
             content_type="application/octet-stream",
             headers=_headers(reply) | {"X-Shape": f"{count},{dimensions}"},
         )
+
     head: dict[str, Any] = {
         "model": reply.route.model,
         "device": reply.route.device,

@@ -453,9 +453,7 @@ async def _chat(request: web.Request) -> Ask | web.StreamResponse:
         empty = {"message": {"role": "assistant", "content": ""}}
         return await _load_or_unload(request, context, body, empty)
     model = await served(request, body.model)
-    tools = [
-        tool_of(tool.function, f"tools[{index}].function", strict=False) for index, tool in enumerate(body.tools or [])
-    ]
+    tools = [tool_of(tool.function, f"tools[{index}].function") for index, tool in enumerate(body.tools or [])]
     turns = []
     for number, turn in enumerate(body.messages):
         calls = [ToolCall(call.function.name, call.function.arguments) for call in turn.tool_calls or []]

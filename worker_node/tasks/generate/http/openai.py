@@ -77,7 +77,7 @@ class _Rendered(Renderer):
         self._fields = {
             "id": f"{self.id_prefix}{token_hex(12)}",
             "created": int(time.time()),
-            "model": choices.runs[0].model,
+            "model": choices.model,
         }
         # Without usage the JSON around the choice is the same in every chunk.
         self._head = b"data: " + orjson.dumps(self._object(self.chunk_kind, []))[:-2]
@@ -197,8 +197,7 @@ class ChatBody(SamplingFields, RenderingBody):
         tools = []
         for index, tool in enumerate(self.tools or []):
             if isinstance(tool, FunctionTool):
-                strict = tool.function.strict is True
-                tools.append(tool_of(tool.function, f"tools[{index}].function", strict=strict))
+                tools.append(tool_of(tool.function, f"tools[{index}].function"))
         single = self.parallel_tool_calls is False
         match self.tool_choice:
             case NamedChoice(function=function):

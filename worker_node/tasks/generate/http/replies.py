@@ -87,7 +87,7 @@ def generation_route(
             if not ask.stream:
                 found = {index: end async for index, [end], _ in choices.events if isinstance(end, Finished)}
                 ends = [found[index] for index in range(len(choices.runs))]
-                return json_response(renderer.whole(ends), headers=route_headers(choices.routes[0], busy_of(ends)))
+                return json_response(renderer.whole(ends), headers=route_headers(choices.runs[0].route, busy_of(ends)))
             async with renderer.frames(request, route_headers(choices.routes[0])) as stream:
                 try:
                     await stream.write(renderer.opening())
