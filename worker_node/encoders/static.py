@@ -91,6 +91,7 @@ class StaticEncoder(RowRunner):
                 shape = (options.npu_batch_size, length)
                 yield length, import_encoder(core, source / _blob(length), properties, shape)
             return
+
         config = npu_properties(
             emulated=self._spec.emulated, cache_dir=options.cache_dir, plugin_config=options.plugin_config
         )
@@ -103,6 +104,7 @@ class StaticEncoder(RowRunner):
             compiled = core.compile_model(model, NPU, config | SMALL)
             (Path(options.export_blobs) / _blob(length)).write_bytes(compiled.export_model().getbuffer())
             yield length, compiled
+
         if options.export_blobs is not None:
             blobs.written(core, Path(options.export_blobs))
 
@@ -115,6 +117,7 @@ class StaticEncoder(RowRunner):
         length = self._limits.padded(batch[0].length)
         shape = (self._options.npu_batch_size, length)
         inputs = self.inputs(batch, shape, self._names)
+
         # Runs follow one another, so each is timed by itself, and a full one tells the speed whether or not texts wait.
         self.throughput.mark_progress(now, saturated=False)
         self.throughput.mark_progress(now, saturated=len(batch) >= self._options.npu_batch_size or len(self.queue) > 0)

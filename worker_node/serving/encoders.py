@@ -86,6 +86,7 @@ def known_answers_canary(
             f"npu_buckets: the longest has {plan.prompt_limit} tokens, and one of at least {least} is needed: before "
             "the model is called ready, its engine is examined with known texts",
         )
+
     fitting = [place for place, length in enumerate(lengths) if length <= plan.prompt_limit]
     ids = [rows[place] for place in fitting]
     types = [second[place] for place in fitting] if second else ()

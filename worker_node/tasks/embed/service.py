@@ -108,8 +108,10 @@ async def _embed_rows(
     demand = Demand.of_rows(model, rows, context)
     selection = await select_placement(demand, context, units=len(rows))
     operation.routed(selection.route)
+
     # A recovery of the device is announced a moment after what it aborted: vectors from before it are not used.
     origin = (selection.route.device, selection.placement.engine.recoveries)
+
     # Nor does a vector that was computed for an earlier request prove anything for this one.
     known = model.cache.look_up(origin, rows, usable=context.require_device is not Device.NPU)
     missing = [index for index, vector in enumerate(known) if vector is None]
@@ -123,11 +125,9 @@ async def _embed_rows(
             model.cache.keep(origin, wanted, computed)
         for index, vector in zip(missing, computed, strict=True):
             known[index] = vector
-    vectors = (
-        np.stack([vector for vector in known if vector is not None])
-        if known
-        else np.empty((0, model.dimensions), np.float32)
-    )
+
+    vectors = np.asarray([vector for vector in known if vector is not None], np.float32)
+    vectors = vectors.reshape(len(rows), model.dimensions)
     reply = EmbeddingReply(
         selection.route,
         cut(vectors, dimensions),
@@ -248,6 +248,7 @@ def with_prompt(
             f"input_type: {model.id} declares no prompts, it embeds queries and documents alike; leave it out",
             param="input_type",
         )
+
     prompt = model.prompts[kind]
     prompted: list[str | tuple[int, ...]] = []
     for text in texts:

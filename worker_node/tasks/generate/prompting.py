@@ -8,14 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 from msgspec import structs
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded, NodeError, UnsupportedParameter
 from worker_node.core.types import Feature, ModelKind
-from worker_node.engines.protocol import TOKEN_DTYPE
 from worker_node.manager.manager import ModelManager
-from worker_node.manager.placement import Placement
 from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.run import Services
 from worker_node.tasks.generate.answer import Parser, ReasoningFirst
@@ -30,7 +27,7 @@ from worker_node.tasks.generate.images import (
     with_tags,
     without_tags,
 )
-from worker_node.tasks.generate.messages import EDGE_ONLY, GenerateJob, ImagePrompt, RawImage, Sampling
+from worker_node.tasks.generate.messages import ImagePrompt, RawImage, Sampling
 from worker_node.tasks.generate.metrics import ImageMetrics
 from worker_node.tasks.generate.request import GenerationRequest, Image, Message, TokenIds, ToolUse
 from worker_node.tasks.generate.schemas import SchemaCompiler, answer_form
@@ -78,27 +75,6 @@ class PreparedGeneration:
     demand: Demand
     ignored: Sequence[str] = ()
     limited: Mapping[str, int] = field(default_factory=dict)
-
-    def most_tokens(self, placement: Placement) -> int:
-        """How many tokens the answer may have at a placement: no more than its window leaves."""
-        window = min(placement.total_limit, self.request.context_limit or placement.total_limit)
-        room = min(self.model.max_tokens_limit, window - self.prompt.count)
-        return min(room, self.request.sampling.max_new_tokens or room)
-
-    def job(self, placement: Placement, *, stream: bool) -> GenerateJob:
-        """The job for the engine of a placement."""
-        request = self.request
-        return GenerateJob(
-            id=0,
-            tokens=np.asarray(self.prompt.tokens, TOKEN_DTYPE).tobytes(),
-            max_new_tokens=self.most_tokens(placement),
-            deadline=request.context.deadline,
-            sampling=structs.replace(request.sampling, **EDGE_ONLY),
-            interactive=request.context.interactive,
-            grammar=self.grammar,
-            vision_prompt=self.prompt.vision_prompt,
-            streamed_until=request.context.ends if stream else 0.0,
-        )
 
 
 def images_of(request: GenerationRequest) -> list[Image]:

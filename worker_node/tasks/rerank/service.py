@@ -140,6 +140,7 @@ async def rerank(
                 retry_after=1.0,
             )
         operation.answered(usage, busy=result.busy)
+
     services.telemetry.finished(route, usage, answer.timing, busy=result.busy)
     own, labels = services.telemetry.own(RerankMetrics), (route.model, route.device)
     own.documents.labels(*labels).inc(count)

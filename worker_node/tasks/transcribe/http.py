@@ -168,6 +168,7 @@ async def read_form(request: web.Request, path: Path, most_bytes: int) -> tuple[
     """
     if not request.content_type.startswith("multipart/"):
         raise BadRequest("send the audio as multipart/form-data, with the fields file and model")
+
     # Fields and the frames between them take some room beside the file.
     if (request.content_length or 0) > most_bytes + (1 << 20):
         raise PayloadTooLarge(f"the body has {request.content_length} bytes; the file may have {most_bytes}")
@@ -193,6 +194,7 @@ async def read_form(request: web.Request, path: Path, most_bytes: int) -> tuple[
         if request.transport is None:
             raise ConnectionResetError("the client left before its body was read") from None
         raise BadRequest("the body is not multipart/form-data as its headers say") from None
+
     if not size:
         raise BadRequest("file is missing" if size is None else "file is empty", param="file")
     return fields, size
@@ -236,14 +238,6 @@ async def _receive(part: BodyPartReader, request: web.Request, target: BinaryIO,
 
 
 _MEBIBYTE = 1 << 20
-_DURATION = Field(description="Seconds of audio")
-
-
-class Text(Reply):
-    """Reply with response_format json."""
-
-    text: str
-    usage: dict[str, Any]
 
 
 class Segment(Reply):
@@ -274,7 +268,7 @@ class VerboseText(Reply):
 
     task: str
     language: str | None
-    duration: float = _DURATION
+    duration: Annotated[float, Field(description="Seconds of audio")]
     text: str
     segments: list[Segment] | None = None
     words: list[Word] | None = None
@@ -384,11 +378,13 @@ async def _stream(request: web.Request, run: Transcription) -> web.StreamRespons
             stream.failed(error)
             # The status line is gone: the error is the last event, and there is no `done`.
             await stream.send({"error": describe_error(error)}, "error")
+
     return stream.response
 
 
 async def _answer(request: web.Request) -> web.StreamResponse:
     node, context = request.app[NODE], request_context(request)
+
     # A file that is too large for every model here is not read; the model's own bound is checked where it is known.
     bounds = [model.limits for model in node.manager.models if isinstance(model, TranscriptionModel)]
     most = max((bound.max_audio_mb for bound in bounds), default=AudioOptions().max_audio_mb) * _MEBIBYTE

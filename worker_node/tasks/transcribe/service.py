@@ -86,6 +86,7 @@ async def find_voice(manager: ModelManager, limits: AudioOptions, choice: VoiceC
             f"its operator can run: npu-node pull {VOICE_MODEL}",
             param=choice.param,
         )
+
     return Voice(
         str(network),
         limits.vad_threshold if choice.threshold is None else choice.threshold,
@@ -165,6 +166,7 @@ async def find_model(
     elif wanted.language is not None and wanted.language not in model.languages:
         known = ", ".join(sorted(model.languages))
         raise UnsupportedParameter(f"language must be one of {known}", param="language")
+
     reject_if_full(model.placements, 1, context)
     return model
 
@@ -276,6 +278,7 @@ class Transcription:
         needs: frozenset[Feature] = NOTHING
         if model.multilingual and self._wanted.language is None:
             needs = frozenset({"language_detection"})
+
         # The head of the reply may be out, and names the device of the first window.
         require = self.route.device if self._answered else context.require_device
         size = job.prompt_tokens
@@ -293,6 +296,7 @@ class Transcription:
             self.route, self.timing, self.busy = answer.route, answer.timing, answer.result.busy
             self.language = self.language or answer.result.language
             self._answered = True
+
         self.tokens += answer.result.tokens
         return answer.result
 

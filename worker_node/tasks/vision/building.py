@@ -149,6 +149,7 @@ def image_rules(directory: Path) -> ImageRules:
         # GenAI puts a line break behind each image.
         tokens = max(1, side // patch) ** 2 + 1
         return ImageRules(lambda _width, _height: tokens, 4 * side * side, side, marks)
+
     if kind == "internvl_chat":
         return _internvl(config, marks)
     if kind in {"gemma3", "gemma4"}:
