@@ -19,8 +19,7 @@ from backend_client.arguments import Audio
 from backend_client.embed_many import Progress, Source, embed_in_batches, embed_windowed
 from backend_client.errors import DeadlineExceeded, InvalidArgument
 from backend_client.http.answers import count_in, ranking_in, transcription_in
-from backend_client.http.health import ModelReport
-from backend_client.http.messages import Request, encode, split_options
+from backend_client.http.messages import ModelReport, Request, encode, split_options
 from backend_client.http.replies import Forwarded
 from backend_client.http.routes import ROUTES
 from backend_client.http.stream_forms import EventStream

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import SecretStr
 
 from backend_client.calls import BaseClient
-from backend_client.cloud.ledger import Ledger
+from backend_client.cloud import Ledger
 from backend_client.errors import ConfigurationError
 from backend_client.fleet.node import BreakerState, Node
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.runtime import Runtime
 from backend_client.fleet.spaces import Bindings
 from backend_client.http.addresses import Identity, keys_by_node, node_url, parse_nodes, proxy_url, tls_context
-from backend_client.http.health import DeviceReport, ModelReport
+from backend_client.http.messages import DeviceReport, ModelReport
 from backend_client.http.transport import HttpTransport, Transport
 from backend_client.lifetime import Clock
 from backend_client.options import ClientOptions

@@ -43,7 +43,7 @@ from prometheus_client.registry import Collector
 
 from backend_client.calls import Backend, BaseClient
 from backend_client.client import InferenceClient, NPUClient
-from backend_client.cloud.ledger import Ledger
+from backend_client.cloud import Ledger
 from backend_client.errors import NPUError
 from backend_client.fleet.node import BreakerState
 from backend_client.http.messages import Request

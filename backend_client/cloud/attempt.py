@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 import openai
 
-from backend_client.cloud.ledger import Ledger
+from backend_client.cloud import Ledger
 from backend_client.errors import CloudError, CloudRejected, CloudUnavailable
 from backend_client.fleet.node import Availability
 from backend_client.http.errors import retry_after_of
@@ -222,30 +222,17 @@ class CloudAttempt:
 _VERSION = re.compile(r"-\d{4}-\d{2}-\d{2}|-\d{3,8}")
 
 
-def check_model(asked: str, body: Any) -> None:
-    """Raise NotAnAnswer for a reply that names another model than the one that was asked, or a version of it."""
-    answered = _answered(body)
-    if answered is not None and not _same(asked, answered):
-        raise NotAnAnswer(f"another model answered than {asked}; name in the settings the one that answers")
+def check_model(asked: str, others: Collection[str], body: Any) -> None:
+    """Raise NotAnAnswer for a reply of neither the model that was asked, or a version of it, nor one of the `others`.
 
-
-def check_chat_model(asked: str, others: Collection[str], body: Any) -> None:
-    """Raise NotAnAnswer for a chat that neither the model that was asked, nor one of the `others`, has answered.
-
-    A provider before a name (`openai/gpt-4o`) counts nothing; "*" among the others is any model.
+    A provider before a name (`openai/gpt-4o`) counts nothing; "*" among the others is any model. A reply may name none.
     """
-    answered = _answered(body)
-    if answered is None or "*" in others:
+    answered = body.get("model") if isinstance(body, dict) else None
+    if not answered or "*" in others:
         return
-    plain = answered.rpartition("/")[2]
+    plain = str(answered).rpartition("/")[2]
     if not any(_same(name.rpartition("/")[2], plain) for name in (asked, *others)):
         raise NotAnAnswer(f"another model answered than {asked}; if it may, add its name to cloud.answers_as.{asked}")
-
-
-def _answered(body: Any) -> str | None:
-    """The model that a reply names; None where it names none."""
-    answered = body.get("model") if isinstance(body, dict) else None
-    return None if answered is None or answered == "" else str(answered)
 
 
 def _same(asked: str, answered: str) -> bool:

@@ -12,13 +12,12 @@ from typing import Any, Self
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from backend_client.calls import BaseClient
-from backend_client.cloud.attempt import CloudAttempt, CloudState, check_chat_model, check_model, usage_in
-from backend_client.cloud.ledger import Ledger
+from backend_client.cloud import Ledger
+from backend_client.cloud.attempt import CloudAttempt, CloudState, check_model, usage_in
 from backend_client.errors import ClientClosed, CloudError, CloudRejected, ConfigurationError, StreamInterrupted
 from backend_client.fleet.node import Availability
 from backend_client.http.answers import choices_in, completion_in, read_json, reading, vectors_in
-from backend_client.http.health import ModelReport
-from backend_client.http.messages import NotAnAnswer, Request, Vectors, encode, plain_name
+from backend_client.http.messages import ModelReport, NotAnAnswer, Request, Vectors, encode, plain_name
 from backend_client.http.replies import Forwarded, TokenCount, asks_for_stream, passed_on, tokens_of_prompt
 from backend_client.http.routes import only_on_nodes, texts_to_embed
 from backend_client.http.stream_forms import (
@@ -192,7 +191,7 @@ class CloudBackend:
             # Their order is in `index`, and nowhere else.
             found["data"] = sorted(found["data"], key=lambda row: row["index"])
         vectors = vectors_in(found, len(texts))
-        check_model(model, found)
+        self._check_model(attempt, found)
         dimensions, space = vectors.shape[1], request.space.name or self._spaces[model]
         known = request.space.dimensions or self._dimensions.setdefault(space, dimensions)
         if dimensions != known:
@@ -235,7 +234,7 @@ class CloudBackend:
         response = await self._client(request).post("/chat/completions", cast_to=httpx.Response, body=body)
         found: Json = read_json(response.content)
         choices: tuple[ChatChoice, ...] = completion_in(body, found)
-        self._check_chat_model(attempt, found)
+        self._check_model(attempt, found)
         return found, usage_in(found, attempt.bound, "".join(choice.text for choice in choices))
 
     async def _events(self, request: Request, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
@@ -248,12 +247,12 @@ class CloudBackend:
                     break
                 if failure_in(event) is not None or not isinstance(event.data.get("choices"), list):
                     raise NotAnAnswer("an event is not a part of a chat completion")
-                self._check_chat_model(attempt, event.data)
+                self._check_model(attempt, event.data)
                 yield read(event)
         yield read(StreamEvent("message", None))
 
-    def _check_chat_model(self, attempt: CloudAttempt, body: Json) -> None:
-        check_chat_model(attempt.model, self._settings.answers_as.get(attempt.model, ()), body)
+    def _check_model(self, attempt: CloudAttempt, body: Json) -> None:
+        check_model(attempt.model, self._settings.answers_as.get(attempt.model, ()), body)
 
     def _check(self, request: Request) -> None:
         refusal = self.refusal(request)

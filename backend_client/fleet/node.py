@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from backend_client.http.health import HealthReport, ModelReport
-from backend_client.http.messages import Request, plain_name
+from backend_client.http.messages import HealthReport, ModelReport, Request, plain_name
 from backend_client.lifetime import Clock
 from backend_client.options import BreakerOptions
 from backend_client.results import FailureKind

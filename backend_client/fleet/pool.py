@@ -24,8 +24,7 @@ from backend_client.errors import (
     VectorSpaceMismatch,
 )
 from backend_client.fleet.node import Availability, BreakerState, Lease, Node, Pause
-from backend_client.http.health import HealthReport, ModelReport
-from backend_client.http.messages import Request, plain_name
+from backend_client.http.messages import HealthReport, ModelReport, Request, plain_name
 from backend_client.lifetime import Clock
 from backend_client.options import ClientOptions
 from backend_client.results import FailureKind

@@ -16,7 +16,7 @@ from backend_client.fleet.node import Node
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.spaces import Bindings
 from backend_client.http.addresses import NodeAddress, node_url
-from backend_client.http.health import HealthReport
+from backend_client.http.messages import HealthReport
 from backend_client.http.transport import Transport, fetch_health
 from backend_client.lifetime import OpenCalls, Shared, supervise
 from backend_client.options import ClientOptions, ProbeOptions

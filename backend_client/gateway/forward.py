@@ -20,9 +20,8 @@ from backend_client.errors import (
     NPUError,
     RequestRejected,
 )
-from backend_client.gateway.keys import Team
-from backend_client.gateway.limits import Limits, Refusal
-from backend_client.gateway.metrics import Metrics
+from backend_client.gateway.keys import Refusal, Team
+from backend_client.gateway.limits import Limits, Metrics
 from backend_client.gateway.spending import Spending
 from backend_client.http.errors import openai_error, problem_of, refusal_of_node
 from backend_client.http.messages import Reply, Request, encode, plain_name, read_form

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from backend_client.http import answers, stream_forms
-from backend_client.http.health import ModelKind
-from backend_client.http.messages import Reply, Request, binary_vectors, plain_texts, writing_kind
+from backend_client.http.messages import ModelKind, Reply, Request, binary_vectors, plain_texts, writing_kind
 from backend_client.http.stream_forms import StreamForm, WholeForm
 
 Dialect = Literal["openai", "anthropic", "ollama"]

@@ -26,8 +26,7 @@ from backend_client.fleet.node import Lease
 from backend_client.fleet.runtime import Runtime
 from backend_client.http import messages
 from backend_client.http.errors import event_error, status_error
-from backend_client.http.health import ModelReport
-from backend_client.http.messages import NotAnAnswer, Reply, Request, Vectors, costs, plain_name, read_from
+from backend_client.http.messages import ModelReport, NotAnAnswer, Reply, Request, Vectors, costs, plain_name, read_from
 from backend_client.http.replies import (
     Forwarded,
     ReplyReader,

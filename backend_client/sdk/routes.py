@@ -19,8 +19,7 @@ from backend_client.errors import (
     RequestRejected,
 )
 from backend_client.http.errors import openai_error, problem_of, refusal_of_node
-from backend_client.http.health import ModelReport
-from backend_client.http.messages import Request, plain_name, plain_texts, read_form
+from backend_client.http.messages import ModelReport, Request, plain_name, plain_texts, read_form
 from backend_client.http.replies import passed_on
 from backend_client.http.routes import ROUTES
 from backend_client.http.stream_forms import EventStream, StreamEvent

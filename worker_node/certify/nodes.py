@@ -95,7 +95,6 @@ class RunningNode:
             raise
 
     def restart(self) -> None:
-        """End the process, and start it again."""
         self.close()
         self._start()
 
@@ -128,7 +127,6 @@ class RunningNode:
         raise CallFailed(f"the model did not serve within {limit_s:.0f} s")
 
     def health(self) -> Json:
-        """/health, whatever its status."""
         try:
             found: Json = self.http.get("/health").json()
         except (httpx2.HTTPError, ValueError) as error:
@@ -192,7 +190,6 @@ class RunningNode:
         return np.frombuffer(base64.b64decode(self.post("/v1/embeddings", body)["data"][0]["embedding"]), "<f4")
 
     def scores(self, query: str, documents: Sequence[str]) -> list[float]:
-        """How well each document answers the query."""
         rows = self.post("/v1/rerank", {"query": query, "documents": list(documents)})["results"]
         return [row["relevance_score"] for row in sorted(rows, key=lambda row: row["index"])]
 

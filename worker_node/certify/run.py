@@ -148,7 +148,8 @@ def _doctor(run: Run) -> CheckResult:
 def report(passport: Passport) -> str:
     """What a person or an issue can take of a passport, in Markdown."""
     limit = passport.limits.max_prompt_tokens
-    lines = [f"### {passport.model} on {passport.device}: {passport.headline}", ""]
+    emulated = " (emulated)" if passport.emulated else ""
+    lines = [f"### {passport.model} on {passport.device}: {passport.verdict}{emulated}", ""]
     if passport.emulated:
         lines += ["Emulated on a CPU: this says nothing about real hardware.", ""]
     if limit:

@@ -127,7 +127,6 @@ def _pull_by_node(args: argparse.Namespace, node: NodeClient, names: list[str]) 
 
 
 def _pull_to_store(args: argparse.Namespace, names: list[str]) -> int:
-
     store = node_store(args)
     if not args.check:
         print(f"pulling into the store {store.root}", file=sys.stderr)
@@ -154,7 +153,6 @@ def _pull_to_store(args: argparse.Namespace, names: list[str]) -> int:
 
 
 def _report_text(found: Report) -> str:
-
     largest = sorted(found.files.items(), key=lambda item: -item[1])
     lines = [
         ("model", found.model_id),

@@ -129,8 +129,6 @@ def results_of(outcome: Outcome) -> Results:
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
-    """Cancel job `id`."""
-
     id: int
 
 

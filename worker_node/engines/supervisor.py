@@ -149,7 +149,6 @@ class Engine:
         return self._changed.wait()
 
     def run(self, job: Job, result: type[R]) -> ResultStream[R]:
-        """See `JobEngine.run`."""
         process = self._process
         if process is None or not self.ready:
             status = self.status
@@ -366,6 +365,5 @@ def file_stamps(directory: str) -> frozenset[tuple[str, int, int, int]]:
 
 
 async def _failing(error: NodeError) -> AsyncGenerator[Any, None]:
-    """Results that end with an error at once."""
     raise error
     yield  # an asynchronous generator has one

@@ -239,6 +239,7 @@ def _download_wheel(source: PackageSource, scratch: Path) -> Path:
         env={**tool_environment(), "TMPDIR": str(scratch)},
         check=False,
     )
+
     found = list(wheels.glob("*.whl"))
     if done.returncode == 0 and len(found) == 1:
         return found[0]

@@ -137,11 +137,6 @@ class Passport(_Part):
         return self
 
     @property
-    def headline(self) -> str:
-        """The verdict, with a mark on that of an emulated NPU."""
-        return f"{self.verdict} (emulated)" if self.emulated else self.verdict
-
-    @property
     def made_at(self) -> datetime:
         """When it was made."""
         return datetime.fromisoformat(self.made)

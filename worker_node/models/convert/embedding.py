@@ -146,6 +146,7 @@ def read_sentence_config(directory: Path) -> SentenceConfig:
             f"{directory / 'modules.json'}: the chain of modules {kinds} is not known; "
             "known are Transformer, Pooling and, after these, Normalize"
         )
+
     path = directory / "sentence_bert_config.json"
     limits = read_json(path, _SentenceBert) if path.is_file() else _SentenceBert()
     if limits.do_lower_case:
@@ -239,6 +240,7 @@ def convert_encoder(job: ConversionJob, stage: Callable[[str], None]) -> Convert
             f"{job.id}: embedding models are built in {Quantization.F32}, not {job.quantization}; for int8 weights "
             "take an export in OpenVINO form (of many models there is a repository that ends in -int8-ov)"
         )
+
     stage("building the encoder")
     bert, sentence = read_encoder_config(source), _sentence_config_of(source, job)
     model = build_encoder(bert, sentence, read_tensors(source))
@@ -332,6 +334,7 @@ def _finish_model(
     tokenizer, tokenizer_sha256 = write_tokenizer(
         Path(job.source) / TOKENIZER_FILE, target / TOKENIZER_FILE, token_rows(model)
     )
+
     stage("computing reference vectors")
     vectors = outputs_on_cpu(target / MODEL_FILE, map(tokenizer.encode, CANARY_TEXTS))
     norms = np.linalg.norm(vectors, axis=1)

@@ -252,6 +252,7 @@ def stored_matrix(gguf: GgufFile, name: str, quantization: Quantization) -> Node
             f"{name} has rows of {columns} weights, no multiple of the {group} that share a scale in 4 bits; "
             f"choose {Quantization.INT8_SYM}"
         )
+
     numbers = np.empty((rows, columns // group, group), np.int8)
     scales = np.empty((rows, columns // group, 1), np.float16)
     step = max(1, _WEIGHTS_AT_ONCE // columns)
@@ -260,6 +261,7 @@ def stored_matrix(gguf: GgufFile, name: str, quantization: Quantization) -> Node
         # Through f16, as the weights of a published model are.
         values = gguf.tensor(name, part).astype(np.float16).astype(np.float32)
         numbers[part], scales[part] = quantise(values, bits, group)
+
     if bits == 8:
         stored, factor = op.constant(numbers.reshape(rows, columns)), op.constant(scales.reshape(rows, 1))
     else:
@@ -329,6 +331,7 @@ def _adapt(graph: ov.Model) -> ov.Model:
     _replace_lookups(ports["inp_tokens"], ids)
     _replace_positions(ports["inp_pos"], positions)
     _keep_all_rows(ports["inp_out_ids"])
+
     attentions = [node for node in graph.get_ordered_ops() if node.get_type_name() == "ScaledDotProductAttention"]
     cache = _Cache(ids, beams)
     rotary, visible = _Rotary(graph), _visible(ids, mask)
@@ -397,11 +400,13 @@ class _Cache:
 
 
 def _replace_attention(layer: int, attention: Node, cache: _Cache, rotary: _Rotary, visible: Node) -> None:
-    query = rotary.turn(_exact(attention.input_value(0)))
+    # Behind each conversion is the f32 value, [batch, tokens, heads, size], that was rounded to f16.
+    query = rotary.turn(_back(attention.input_value(0), "Convert").input_value(0))
     heads, size = (query.get_output_partial_shape(0)[axis].get_length() for axis in (1, 3))
     kept = []
     for port, kind in ((1, "key"), (2, "value")):
-        new = _exact(_back(attention.input_value(port), "ScatterUpdate").input_value(2))
+        written = _back(attention.input_value(port), "ScatterUpdate").input_value(2)
+        new = _back(written, "Convert").input_value(0)
         joined = cache.extend(layer, kind, rotary.turn(new) if kind == "key" else _by_heads(new))
         repeats = heads // joined.get_output_partial_shape(0)[1].get_length()
         if repeats > 1:
@@ -411,6 +416,7 @@ def _replace_attention(layer: int, attention: Node, cache: _Cache, rotary: _Rota
             )
             joined = op.reshape(joined, _axes(0, heads, -1, size), special_zero=True)
         kept.append(joined)
+
     # The front end rounds the scale to f16.
     scale, usual = np.float32(attention.input_value(4).get_node().data), np.float32(size**-0.5)
     exact = usual if np.float16(usual) == np.float16(scale) else scale
@@ -488,11 +494,6 @@ def _back(output: Output, kind: str, through: frozenset[str] = _THROUGH) -> Node
             )
         node = node.input_value(0).get_node()
     return node
-
-
-def _exact(output: Output) -> Output:
-    """The f32 value, [batch, tokens, heads, size], that was rounded to f16 for the cache or the query."""
-    return _back(output, "Convert").input_value(0)
 
 
 def _by_heads(value: Node | Output) -> Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -225,7 +225,7 @@ class ExportedFiles(ModelFiles):
 
 def files_of_task(repository: str, architectures: Collection[str], names: Collection[str]) -> frozenset[str] | None:
     """As `ModelFiles.of_repository`, of the first task that recognises the repository."""
-    for _, files in _all():
+    for _, files in _files_of_tasks():
         if (wanted := files.of_repository(repository, architectures, names)) is not None:
             return frozenset(wanted)
     return None
@@ -233,10 +233,8 @@ def files_of_task(repository: str, architectures: Collection[str], names: Collec
 
 def recognised(source: Path) -> tuple[str, ModelFiles] | None:
     """The kind of model that a local source is, and who converts it; None if no task recognises it."""
-    return next(((kind, files) for kind, files in _all() if files.recognises(source)), None)
+    return next(((kind, files) for kind, files in _files_of_tasks() if files.recognises(source)), None)
 
 
-def _all() -> Iterator[tuple[str, ModelFiles]]:
-    for task in tasks().values():
-        if task.files is not None:
-            yield task.kind, cast("ModelFiles", load(task.files))
+def _files_of_tasks() -> list[tuple[str, ModelFiles]]:
+    return [(task.kind, cast("ModelFiles", load(task.files))) for task in tasks().values() if task.files is not None]

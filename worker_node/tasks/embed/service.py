@@ -126,11 +126,8 @@ async def _embed_rows(
         for index, vector in zip(missing, computed, strict=True):
             known[index] = vector
 
-    vectors = (
-        np.stack([vector for vector in known if vector is not None])
-        if known
-        else np.empty((0, model.dimensions), np.float32)
-    )
+    vectors = np.asarray([vector for vector in known if vector is not None], np.float32)
+    vectors = vectors.reshape(len(rows), model.dimensions)
     reply = EmbeddingReply(
         selection.route,
         cut(vectors, dimensions),

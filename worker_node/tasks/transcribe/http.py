@@ -238,14 +238,6 @@ async def _receive(part: BodyPartReader, request: web.Request, target: BinaryIO,
 
 
 _MEBIBYTE = 1 << 20
-_DURATION = Field(description="Seconds of audio")
-
-
-class Text(Reply):
-    """Reply with response_format json."""
-
-    text: str
-    usage: dict[str, Any]
 
 
 class Segment(Reply):
@@ -276,7 +268,7 @@ class VerboseText(Reply):
 
     task: str
     language: str | None
-    duration: float = _DURATION
+    duration: Annotated[float, Field(description="Seconds of audio")]
     text: str
     segments: list[Segment] | None = None
     words: list[Word] | None = None

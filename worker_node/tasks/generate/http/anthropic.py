@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
-from worker_node.http.body import DialectBody, note_ignored, read_body
+from worker_node.http.body import DialectBody, note_effects, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import anthropic_error
 from worker_node.http.leniency import Table, Unsupported
@@ -144,18 +144,20 @@ class CountTokensBody(DialectBody):
         ignored = [f"tools.{tool.type}" for tool in self.tools or [] if isinstance(tool, OtherTool)]
         if think and not model.tokenizer.can_think:
             ignored.append("thinking")
-        last = self.messages[-1]
+        form, where = self.output_config.format if self.output_config else None, "output_config.format.schema"
+        if form is None:
+            form, where = self.output_format, "output_format.schema"
         return GenerationRequest(
             context,
             self._conversation(),
             parameters.sampling(vars(self)),
             model.id,
             tool_use=self._tool_use(),
-            grammar=self._schema(),
+            grammar=None if form is None else FormPart(form.json_schema, where),
             think=think and model.tokenizer.can_think,
             split_reasoning=True,
             # Where the last turn is the assistant's, the answer continues it.
-            rendering=Rendering(continue_last=last.role == "assistant"),
+            rendering=Rendering(continue_last=self.messages[-1].role == "assistant"),
             ignored=ignored,
         )
 
@@ -206,11 +208,6 @@ class CountTokensBody(DialectBody):
         mode = "required" if choice.type in {"any", "tool"} else choice.type
         names = [choice.name] if choice.type == "tool" and choice.name is not None else None
         return tool_use(tools, mode, names, single=bool(choice.disable_parallel_tool_use))
-
-    def _schema(self) -> FormPart | None:
-        if self.output_config is not None and self.output_config.format is not None:
-            return FormPart(self.output_config.format.json_schema, "output_config.format.schema")
-        return None if self.output_format is None else FormPart(self.output_format.json_schema, "output_format.schema")
 
 
 class MessagesBody(CountTokensBody):
@@ -275,7 +272,7 @@ async def _read(request: web.Request, kind: type[B]) -> tuple[B, GenerationModel
     body = await read_body(request, kind)
     model = await generation_model(request.app[NODE].manager, body.model, context.deadline)
     wanted = body.request(context, model)
-    note_ignored(request, *wanted.ignored)
+    note_effects(request, wanted.ignored)
     return body, model, wanted
 
 

@@ -188,12 +188,12 @@ class FunctionFields(DialectBody):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class FunctionTool(DialectBody):
     class OfferedFunction(FunctionFields):
         name: ToolName
-        strict: bool | None = None
 
     type: Literal["function"]
     function: OfferedFunction
@@ -279,10 +279,10 @@ class AnswerFormat(DialectBody):
         return FormPart({"type": "object"}, where)
 
 
-def tool_of(fields: FunctionFields, where: str, *, strict: bool) -> Tool:
+def tool_of(fields: FunctionFields, where: str) -> Tool:
     """A tool as the node has it; without a schema it takes no arguments."""
     schema = fields.parameters or {"type": "object", "properties": {}}
-    return Tool(fields.name, fields.description or "", schema, f"{where}.parameters", strict)
+    return Tool(fields.name, fields.description or "", schema, f"{where}.parameters", fields.strict is True)
 
 
 def tool_use(

@@ -122,7 +122,6 @@ def _known_item(item: Any) -> Any:
 class ResponsesFunctionTool(FunctionFields):
     type: Literal["function"]
     name: ToolName
-    strict: bool | None = None
 
 
 class CustomTool(DialectBody):
@@ -276,7 +275,7 @@ class ResponsesBody(SamplingBody):
         if isinstance(tool, CustomTool):
             made = Tool(name, tool.description or "", _TEXT_INPUT, where)
         else:
-            made = replace(tool_of(tool, where, strict=tool.strict is True), name=name)
+            made = replace(tool_of(tool, where), name=name)
         if group is not None and group.description and tool is group.tools[0]:
             # What a namespace is for is said once, before the first of its tools.
             made = replace(made, description=f"{group.name}: {group.description}\n{made.description}")
