@@ -65,10 +65,6 @@ class CloudState:
         return f"ejected {f'for {pause:.1f} s more' if pause else 'until a trial succeeds'} after consecutive failures"
 
 
-def _nobody_else(cost: Decimal) -> None:
-    """For a call that only this process pays for."""
-
-
 class CloudAttempt:
     """`begin` it to reserve the cost; `run` what there is to wait for; then call `succeeded`, or `abandoned`.
 
@@ -83,7 +79,8 @@ class CloudAttempt:
         self.request = request
         self._state = state
         self._reservation = state.ledger.reserve(model, bound, capped=request.spend_limit is not None)
-        self._pay: Callable[[Decimal], None] = _nobody_else
+        # Until somebody else pays for the call, too.
+        self._pay: Callable[[Decimal], None] = lambda _: None
         self._available = state.availability(model)
         self._ticket = self._available.begin()
         self._began = state.clock()

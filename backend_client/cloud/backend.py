@@ -19,7 +19,7 @@ from backend_client.fleet.node import Availability
 from backend_client.http.answers import choices_in, completion_in, read_json, reading, vectors_in
 from backend_client.http.messages import ModelReport, NotAnAnswer, Request, Vectors, encode, plain_name
 from backend_client.http.replies import Forwarded, TokenCount, asks_for_stream, passed_on, tokens_of_prompt
-from backend_client.http.routes import only_on_nodes, texts_to_embed
+from backend_client.http.routes import hides_usage, only_on_nodes, texts_to_embed
 from backend_client.http.stream_forms import (
     CHAT,
     EventParser,
@@ -173,10 +173,14 @@ class CloudBackend:
             )
         events, attempt = await self._open(request)
         origin, attempts = Origin(**attempt.origin() | {"attempts": ()}), list[Attempt]()
-        asked = body.get("stream_options")
-        shown = request.path == "/inference" or (isinstance(asked, dict) and bool(asked.get("include_usage")))
         head = {"content-type": "text/event-stream; charset=utf-8"}
-        return Forwarded(head, origin, attempts, count, _encoded(events, attempts, count, with_usage=shown))
+        return Forwarded(
+            head,
+            origin,
+            attempts,
+            count,
+            _encoded(events, attempts, count, with_usage=not hides_usage(request.path, body)),
+        )
 
     async def models(self) -> list[ModelReport]:
         """None: its models are those of the settings."""
