@@ -219,16 +219,19 @@ class CloudAttempt:
 _VERSION = re.compile(r"-\d{4}-\d{2}-\d{2}|-\d{3,8}")
 
 
-def check_model(asked: str, others: Collection[str], body: Any) -> None:
-    """Raise NotAnAnswer for a reply of neither the model that was asked, or a version of it, nor one of the `others`.
+def check_model(asked: str, body: Any, others: Collection[str] | None = None) -> None:
+    """Raise NotAnAnswer for a reply that names neither the model that was asked nor a version of it.
 
-    A provider before a name (`openai/gpt-4o`) counts nothing; "*" among the others is any model. A reply may name none.
+    With `others`, for chats, one of them may answer ("*": any), and a provider before a name (`openai/gpt-4o`) counts
+    nothing.
     """
     answered = body.get("model") if isinstance(body, dict) else None
-    if not answered or "*" in others:
+    if not answered or "*" in (others or ()):
         return
+    if others is None and not _same(asked, str(answered)):
+        raise NotAnAnswer(f"another model answered than {asked}; name in the settings the one that answers")
     plain = str(answered).rpartition("/")[2]
-    if not any(_same(name.rpartition("/")[2], plain) for name in (asked, *others)):
+    if not any(_same(name.rpartition("/")[2], plain) for name in (asked, *(others or ()))):
         raise NotAnAnswer(f"another model answered than {asked}; if it may, add its name to cloud.answers_as.{asked}")
 
 

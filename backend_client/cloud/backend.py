@@ -195,7 +195,7 @@ class CloudBackend:
             # Their order is in `index`, and nowhere else.
             found["data"] = sorted(found["data"], key=lambda row: row["index"])
         vectors = vectors_in(found, len(texts))
-        self._check_model(attempt, found)
+        check_model(model, found)
         dimensions, space = vectors.shape[1], request.space.name or self._spaces[model]
         known = request.space.dimensions or self._dimensions.setdefault(space, dimensions)
         if dimensions != known:
@@ -238,7 +238,7 @@ class CloudBackend:
         response = await self._client(request).post("/chat/completions", cast_to=httpx.Response, body=body)
         found: Json = read_json(response.content)
         choices: tuple[ChatChoice, ...] = completion_in(body, found)
-        self._check_model(attempt, found)
+        check_model(attempt.model, found, self._settings.answers_as.get(attempt.model, ()))
         return found, usage_in(found, attempt.bound, "".join(choice.text for choice in choices))
 
     async def _events(self, request: Request, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
@@ -251,12 +251,9 @@ class CloudBackend:
                     break
                 if failure_in(event) is not None or not isinstance(event.data.get("choices"), list):
                     raise NotAnAnswer("an event is not a part of a chat completion")
-                self._check_model(attempt, event.data)
+                check_model(attempt.model, event.data, self._settings.answers_as.get(attempt.model, ()))
                 yield read(event)
         yield read(StreamEvent("message", None))
-
-    def _check_model(self, attempt: CloudAttempt, body: Json) -> None:
-        check_model(attempt.model, self._settings.answers_as.get(attempt.model, ()), body)
 
     def _check(self, request: Request) -> None:
         refusal = self.refusal(request)

@@ -69,12 +69,12 @@ def vectors_in(body: Any, count: int | None) -> Vectors:
     return check_vectors(np.stack(vectors), count)
 
 
-def plain_vectors(request: Mapping[str, Any], body: Any) -> Vectors:
-    """The vectors of /embeddings, and of /api/embed, where an empty text alone is no text."""
-    given = request.get("texts" if "texts" in request else "input")
+def plain_vectors(field: str, request: Mapping[str, Any], body: Any) -> Vectors:
+    """The vectors of the texts in a field: of /embeddings, and of /api/embed, where an empty text alone is no text."""
+    given = request.get(field)
     count = 1 if isinstance(given, str) else len(given) if isinstance(given, list) else None
     with reading("a list of embeddings"):
-        return _rows(body["embeddings"], count if given or "texts" in request else 0)
+        return _rows(body["embeddings"], count if given or field == "texts" else 0)
 
 
 def single_vector(request: Mapping[str, Any], body: Any) -> Vectors:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from backend_client.http import answers, stream_forms
@@ -96,10 +97,11 @@ ROUTES: Mapping[str, Route] = {
         operation="embeddings", check=answers.openai_vectors, kind="embedding", sdk=True, cuts=True
     ),
     "/embeddings": Route(
-        operation="embeddings", check=answers.plain_vectors, kind="embedding", cuts=True
+        operation="embeddings", check=partial(answers.plain_vectors, "texts"), kind="embedding", cuts=True
     ),
     "/api/embed": Route(
-        operation="embeddings", check=answers.plain_vectors, kind="embedding", dialect="ollama", cuts=True
+        operation="embeddings", check=partial(answers.plain_vectors, "input"), kind="embedding", dialect="ollama",
+        cuts=True,
     ),
     "/api/embeddings": Route(
         operation="embeddings", check=answers.single_vector, kind="embedding", dialect="ollama"
