@@ -111,6 +111,7 @@ def _certify(args: argparse.Namespace) -> int:
             f"the NPU is used by process {', '.join(map(str, users))}: stop it first (systemctl stop npu-node); a "
             "certification takes the device alone"
         )
+
     plan = replace(QUICK if args.quick else Plan(), suspend=args.suspend, only=frozenset(args.check))
     if args.endurance is not None:
         plan = replace(plan, endurance_s=60 * args.endurance)
@@ -121,11 +122,13 @@ def _certify(args: argparse.Namespace) -> int:
         _check_writable(args.make_reference.parent)
         make_reference(Run(settings, wanted, Device.CPU, found, plan), args.make_reference, _say)
         return 0
+
     store, failed = passport_store(settings), False
     if not plan.only:
         store.private_key()
         _check_writable(store.directory)
     _check_writable(args.out)
+
     for wanted in _models(args.models, settings):
         run = Run(settings, wanted, Device(device), found, plan, args.reference)
         if (problem := left_out(run)) is not None and not args.models:

@@ -61,16 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         add(subparsers)
     for command in subparsers.choices.values():
         command.set_defaults(parser=command)
-    for name in _CALLING:
-        _add_tls_options(subparsers.choices[name])
     return parser
-
-
-def _add_tls_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a node that serves https")
-    group.add_argument("--ca-file", metavar="FILE", help="the authority of its certificate (NPU_NODE_CA_FILE)")
-    group.add_argument("--client-cert", metavar="FILE", help="the certificate to show it (NPU_NODE_CLIENT_CERT)")
-    group.add_argument("--client-key", metavar="FILE", help="its key; default: in that file (NPU_NODE_CLIENT_KEY)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

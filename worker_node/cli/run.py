@@ -41,7 +41,7 @@ def _run(args: argparse.Namespace) -> int:
     """Chat, or answer one prompt; 0 when the answers came."""
     from worker_node.cli.node_client import model_path, node_or_none, where_no_node_runs
 
-    with node_or_none(args) as node:
+    with node_or_none() as node:
         if node is None:
             raise ConfigurationError(f"{where_no_node_runs()}; start one in another terminal: npu-node serve")
         chat = Chat(node, args.model, system=args.system, verbose=args.verbose)
@@ -150,6 +150,7 @@ def converse(chat: Chat, read: Callable[[str], str] = input) -> int:
 
     with contextlib.suppress(ImportError):  # where Python was built without it
         import readline  # noqa: F401  (gives `input` arrow keys and a history)
+
     if chat.is_toy:
         print(TOY_NOTE, file=sys.stderr)
     print(f"{chat.model}: /? for help, /bye to end", file=sys.stderr)
@@ -179,6 +180,7 @@ def _next_message(read: Callable[[str], str]) -> str | None:
         line = read(">>> ")
         if not line.startswith(_QUOTES):
             return line
+
         line = line.removeprefix(_QUOTES)
         lines = [] if not line else [line]
         while not (lines and lines[-1].endswith(_QUOTES)):

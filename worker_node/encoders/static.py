@@ -24,10 +24,11 @@ from worker_node.devices.blobs import (
     require_npu,
 )
 from worker_node.devices.npu import busy_meter
-from worker_node.encoders.jobs import RowRunner, StaticEncoderOptions
+from worker_node.encoders.jobs import RowJob, RowRunner, StaticEncoderOptions
 from worker_node.engines.protocol import (
     DeviceBroken,
     EngineSpec,
+    Failed,
     Inbox,
     Loaded,
     NativeCall,
@@ -48,10 +49,17 @@ class StaticEncoder(RowRunner):
         self._limits = BatchLimits(longest * rows, rows, lengths=self._options.npu_buckets)
         self._names: frozenset[str] = frozenset()
         self._requests: dict[int, ov.InferRequest] = {}
+        self._too_long: list[int] = []
 
     @property
     def has_work(self) -> bool:
-        return len(self.queue) > 0
+        return bool(self._too_long) or len(self.queue) > 0
+
+    def submit(self, job: RowJob) -> None:
+        if max(job.lengths, default=0) > self._options.npu_buckets[-1]:
+            self._too_long.append(job.id)  # the edge lets none through; one must not end the engine for all
+        else:
+            super().submit(job)
 
     def load(self) -> Loaded:
         began = time.monotonic()
@@ -110,6 +118,10 @@ class StaticEncoder(RowRunner):
 
     def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a run is short: the loop polls between)
         now = time.monotonic()
+        longest = self._options.npu_buckets[-1]
+        for job_id in self._too_long:
+            emit(Failed(job_id, "context_length_exceeded", f"a text is longer than this engine's {longest} tokens"))
+        self._too_long.clear()
         self.expire(now, emit)
         batch = self.take(self._limits, now)
         if not batch:

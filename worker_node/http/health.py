@@ -30,8 +30,10 @@ _LONGEST_REASON = 500
 def node_status(node: Node) -> str:
     if node.state.draining:
         return "draining"
+
     states = [model.state() for model in node.manager.models]
     states += [ModelState.FAILED for _ in node.manager.failed]
+
     if all(state in _AVAILABLE for state in states):
         return "ready"
     if any(state in _AVAILABLE or state is ModelState.DEGRADED for state in states):
@@ -48,6 +50,7 @@ def status_reason(node: Node) -> str | None:
             serving = model.serving()
             where = f" on {serving.device}" if serving is not None else ""
             parts.append(f"{model.id} is {state}{where}: {model.placements[0].reason}")
+
     parts += [f"{model.name} is failed: {model.reason}" for model in node.manager.failed]
     if node.state.draining:
         parts.insert(0, "the node is shutting down")
@@ -92,6 +95,7 @@ def _npu(node: Node) -> dict[str, Any]:
     counters = node.npu.read()
     read = {name: getattr(counters, name) for name in ("busy_time_us", "memory_bytes", "frequency_mhz")}
     reasons = {name: reading.reason for name, reading in read.items() if reading.value is None}
+
     busy = counters.busy_time_us
     share = node.state.npu_utilisation.sample(busy.value, time.monotonic())
     if share is None:

@@ -77,6 +77,7 @@ def _read_npu(found: Readings, node: Node) -> None:
     # A label of the samples themselves, so that no graph of them can lose it.
     emulated = str(node.npu.emulated).lower()
     found.gauge("npu_emulated", "1 if what is called the NPU here runs on the CPU", node.npu.emulated)
+
     for device in device_list(node):
         found.gauge(
             "device_available",
@@ -87,6 +88,7 @@ def _read_npu(found: Readings, node: Node) -> None:
             driver=device["driver"] or "",
             emulated=str(device["emulated"]).lower(),
         )
+
     counters = node.npu.read()
     busy_us, mhz = counters.busy_time_us.value, counters.frequency_mhz.value
     busy_s = None if busy_us is None else busy_us / 1e6
@@ -110,8 +112,10 @@ def read_models(found: Readings, manager: ModelManager) -> None:
         _read_certified(found, model.id, (*model.placements, *model.excluded))
         loaded = [place for place in model.placements if place.state is EngineState.READY]
         found.gauge("loaded_models", "Devices on which the model is loaded", len(loaded), model=model.id)
+
     for failed in manager.failed:
         _read_certified(found, failed.name, failed.excluded)
+
     # vLLM's names, which the endpoint picker of Kubernetes' Gateway API reads: one sample each, for all models, since
     # it takes one of several.
     for state, count in (("running", running), ("waiting", waiting)):

@@ -82,7 +82,7 @@ class Reconciler:
 
     def add(self, model: ServedModel) -> None:
         """Serve one more model, and manage it once the loop runs."""
-        self._names.add(model)
+        self._names.serve([*self._names.models, model])
         if self._started:
             self.manage(model)
 

@@ -206,10 +206,11 @@ class Names:
         configured = list(models)
         self.failed = [model for model in configured if isinstance(model, FailedModel)]
         self._places: dict[str, int] = {}
-        self._serve(model for model in configured if isinstance(model, ServedModel))
+        self.serve(model for model in configured if isinstance(model, ServedModel))
         self.arrange([model.name if isinstance(model, FailedModel) else model.id for model in configured])
 
-    def _serve(self, models: Iterable[ServedModel]) -> None:
+    def serve(self, models: Iterable[ServedModel]) -> None:
+        """Serve these models from the next request on."""
         last = len(self._places)
         self.models = tuple(sorted(models, key=lambda model: self._places.get(normalise_name(model.id), last)))
         self._by_id = {normalise_name(model.id): model for model in self.models}
@@ -218,22 +219,14 @@ class Names:
         sources = [(normalise_name(alias), model) for model in self.models for alias in model.installed.aliases]
         self._by_source = dict(reversed(sources))
 
-    def add(self, model: ServedModel) -> None:
-        """Serve one more model."""
-        self._serve((*self.models, model))
-
     def drop(self, model: ServedModel) -> None:
         """Stop serving a model: requests find it no longer."""
-        self._serve(other for other in self.models if other is not model)
-
-    def swap(self, old: ServedModel, new: ServedModel) -> None:
-        """Replace `old` by `new` between two requests."""
-        self._serve(new if model is old else model for model in self.models)
+        self.serve(other for other in self.models if other is not model)
 
     def arrange(self, ids: Sequence[str]) -> None:
         """Set the order of these models, others after them: the first of a kind is its default."""
         self._places = {normalise_name(name): place for place, name in enumerate(ids)}
-        self._serve(self.models)
+        self.serve(self.models)
 
     def configured(self, model: ServedModel) -> bool:
         """Whether the settings name the model."""

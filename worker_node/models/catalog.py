@@ -108,7 +108,6 @@ class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     id: str
     kind: str
-    title: str
     licence: str
     family: str
     format: SourceFormat

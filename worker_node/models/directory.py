@@ -340,15 +340,15 @@ def _text_of(file: Path) -> str:
 
 
 GENERATION_CONFIG = "generation_config.json"
-# The name there, the field of `Sampling`, and the values that it may have.
-_SAMPLING_FIELDS: tuple[tuple[str, str, type[int | float], float, float], ...] = (
-    ("temperature", "temperature", float, 0.0, 100.0),
-    ("top_p", "top_p", float, 0.0, 1.0),
-    ("top_k", "top_k", int, 0, 10_000_000),
-    ("min_p", "min_p", float, 0.0, 1.0),
-    ("repetition_penalty", "repetition_penalty", float, 0.01, 100.0),
-    ("max_new_tokens", "max_new_tokens", int, 1, 10_000_000),
-)
+# The fields of `Sampling` that it may have, and their least and largest values.
+_SAMPLING_FIELDS: dict[str, tuple[type[int | float], float, float]] = {
+    "temperature": (float, 0.0, 100.0),
+    "top_p": (float, 0.0, 1.0),
+    "top_k": (int, 0, 10_000_000),
+    "min_p": (float, 0.0, 1.0),
+    "repetition_penalty": (float, 0.01, 100.0),
+    "max_new_tokens": (int, 1, 10_000_000),
+}
 
 
 def sampling_defaults(directory: Path) -> dict[str, Any]:
@@ -361,12 +361,12 @@ def sampling_defaults(directory: Path) -> dict[str, Any]:
         return {}
     config = read_config(path)
     found: dict[str, Any] = {}
-    for key, name, kind, least, most in _SAMPLING_FIELDS:
-        value = config.get(key)
+    for name, (kind, least, most) in _SAMPLING_FIELDS.items():
+        value = config.get(name)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, kind)) or not least <= value <= most:
-            raise ConfigurationError(f"{path}: {key} must be {kind.__name__} from {least} to {most}, got {value!r}")
+            raise ConfigurationError(f"{path}: {name} must be {kind.__name__} from {least} to {most}, got {value!r}")
         found[name] = kind(value)
     if config.get("do_sample") is not True:
         found["temperature"] = 0.0

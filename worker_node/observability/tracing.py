@@ -60,6 +60,7 @@ def open_tracing(*, enabled: bool) -> Tracing:
             f"tracing is on and {error.name} is not installed; run {INSTALL_EXTRA.format('tracing')}, or "
             "leave tracing out"
         ) from error
+
     named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "npu-node"), "service.version": __version__}
     provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -205,6 +206,7 @@ class Operation:
         if not self.recording:
             return
         self._known_end = True
+
         found: Attributes = {"gen_ai.usage.input_tokens": usage.prompt_tokens}
         if finish_reason is not None:
             found["gen_ai.usage.output_tokens"] = usage.completion_tokens
@@ -234,6 +236,7 @@ class Operation:
         if not self._known_end:
             self._span.set_attribute("npu.abandoned", True)
         self.begin("")
+
         engine: Span | None = None
         engine_end = 0
         for (stage, since), (_, until) in pairwise(self._stages):

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.core.types import ModelKind, RequestContext
-from worker_node.http.body import Body, DialectBody, OneOrMany, note_ignored, read_body
+from worker_node.http.body import Body, DialectBody, OneOrMany, note_effects, read_body
 from worker_node.http.context import busy_fields, request_context, route_headers, timing_ms
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.replies import OpenAIUsage, Reply
@@ -199,7 +199,7 @@ def _input_type(request: web.Request, given: str | None, model: EmbeddingModel) 
     useless = given is not None and (not model.prompts or given not in INPUT_TYPES)
     if not useless or request[STATE].node.settings.unknown_fields == "reject":
         return given
-    note_ignored(request, "input_type")
+    note_effects(request, ["input_type"])
     return None
 
 

@@ -43,6 +43,8 @@ Vectors = npt.NDArray[np.float32]
 class EmbeddingReply:
     """`vectors`: float32 (n, dimensions); comparable only to vectors of an equal `space`.
 
+    The space of vectors that are cut is named `SPACE-DIMENSIONS`, as the client expects it.
+
     `device_tokens` are those that the device computed, padding included, where the engine counts them;
     `computed_tokens` are those of the `computed` texts. `cached` says that all vectors (hit) or some (partial) were
     computed for an earlier request. The request waited for `loading_s` seconds for its model to be loaded.
@@ -126,15 +128,12 @@ async def _embed_rows(
         for index, vector in zip(missing, computed, strict=True):
             known[index] = vector
 
-    vectors = (
-        np.stack([vector for vector in known if vector is not None])
-        if known
-        else np.empty((0, model.dimensions), np.float32)
-    )
+    vectors = np.asarray([vector for vector in known if vector is not None], np.float32)
+    vectors = vectors.reshape(len(rows), model.dimensions)
     reply = EmbeddingReply(
         selection.route,
         cut(vectors, dimensions),
-        space_of(model, dimensions),
+        model.space if dimensions in {None, model.dimensions} else f"{model.space}-{dimensions}",
         Usage(demand.token_count),
         Timing(queue=0.0, tokenize=0.0, inference=0.0, total=(time.monotonic() - context.arrived) * 1e3),
         cached="hit" if rows else None,
@@ -195,9 +194,6 @@ class EmbeddingCache:
             self._vectors[origin, tuple(row)] = vector.copy()
         while len(self._vectors) > self.capacity:
             self._vectors.popitem(last=False)
-
-    def __len__(self) -> int:
-        return len(self._vectors)
 
 
 @dataclass(eq=False, slots=True)
@@ -272,11 +268,6 @@ def check_dimensions(model: EmbeddingModel, dimensions: int | None) -> None:
         f"dimensions: the vectors of {model.id} have {model.dimensions} and it was not trained to be cut",
         param="dimensions",
     )
-
-
-def space_of(model: EmbeddingModel, dimensions: int | None) -> str:
-    """The vector space of vectors of that size: `SPACE-DIMENSIONS` where they are cut. The client expects this name."""
-    return model.space if dimensions in (None, model.dimensions) else f"{model.space}-{dimensions}"
 
 
 def cut(vectors: Vectors, dimensions: int | None) -> Vectors:

@@ -69,20 +69,19 @@ class SchemaCompiler:
             raise BadRequest(
                 f"{where}: the schema has {len(data)} bytes, the bound here is {MAX_SCHEMA_BYTES}", param=where
             )
+        pool = self._small if len(data) <= SMALL_BYTES else self._large
+
+        async def compiled() -> str:
+            # Each caller has a deadline of its own; the work goes on for the next one, within its CPU time.
+            grammar: str = await pool.run(compile_form, form, deadline=time.monotonic() + 600, param=where)
+            return grammar
+
         key = hashlib.blake2b(data, digest_size=32).digest()
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                text = await self.cache.get(key, lambda: self._compiled(form, small=len(data) <= SMALL_BYTES))
+                return Compiled.read(await self.cache.get(key, compiled))
         except TimeoutError:
             raise DeadlineExceeded(f"the deadline passed while {where} was compiled", param=where) from None
-        return Compiled.read(text)
-
-    async def _compiled(self, form: Form, *, small: bool) -> str:
-        # Each caller has a deadline of its own; the work goes on without them, for the next one, within its CPU time.
-        deadline = time.monotonic() + 600
-        pool = self._small if small else self._large
-        grammar: str = await pool.run(compile_form, form, deadline=deadline, param=form.where)
-        return grammar
 
 
 def answer_form(family: str, request: GenerationRequest) -> Form | None:

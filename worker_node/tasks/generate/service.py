@@ -71,24 +71,16 @@ async def generate(
                     stream=stream,
                     index=index,
                 )
-                async with AsyncExitStack() as stack:
-                    events = await stack.enter_async_context(aclosing(reader.events()))
+                async with aclosing(reader.events()) as events:
                     if execution.proof_required:
                         # The first token shows whether the NPU works, while the status can still say so.
-                        first = await anext(events)
-                        events = await stack.enter_async_context(aclosing(_resumed(first, events)))
+                        await anext(events)
                     # The head of a streamed reply names the device.
                     execution.pinned = stream
                     yield Generation(prepared, execution, events)
         except NodeError as error:
             request.name_field(error)
             raise
-
-
-async def _resumed(first: ChoiceEvents, events: AsyncIterator[ChoiceEvents]) -> AsyncGenerator[ChoiceEvents, None]:
-    yield first
-    async for more in events:
-        yield more
 
 
 def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractContextManager[Operation]:
@@ -146,13 +138,20 @@ class _Reader:
     index: int
 
     async def events(self) -> AsyncGenerator[ChoiceEvents, None]:
-        """Yield changes of blocks, then `Finished`. A stop sequence ends the generation in the engine too."""
+        """Yield changes of blocks, then `Finished`. A stop sequence ends the generation in the engine too.
+
+        Where the NPU must be proven, what is yielded first is empty, when the first token has proven it.
+        """
         operation, execution = self.operation, self.execution
+        waiting = execution.proof_required
         try:
             while not execution.done:
                 answer, last = self._new_answer(), []
                 async with aclosing(self._attempt(answer)) as changes:
                     async for last in changes:
+                        if waiting:
+                            waiting = False
+                            yield ChoiceEvents(self.index, (), 0)
                         if last and self.stream and not answer.complete:
                             yield ChoiceEvents(self.index, last, answer.tokens)
             if execution.proof_required:

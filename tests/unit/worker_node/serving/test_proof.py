@@ -227,3 +227,27 @@ async def test_only_the_answer_of_a_stream_may_go_on_after_the_deadline(stream):
         assert [event async for event in run.events]
     assert engine.job.deadline == asked.deadline
     assert engine.job.ends == (asked.ends if stream else asked.deadline) != 0
+
+
+class Dying(Engine):
+    async def generate(self, job):
+        self.status = EngineStatus(EngineState.FAILED)
+        raise EngineDied("it died before its first token")
+        yield
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_stream_stays_on_the_device_that_its_head_names(stream):
+    served = registry(Dying())
+    [model] = [model for model in served.manager.models if isinstance(model, GenerationModel)]
+    cpu = Placement(Device.CPU, Engine(5), Admission("m", AdmissionLimits(8)), 64, 64)
+    model.placements = [*model.placements, cpu]
+    request = GenerationRequest(context(None), TokenIds((97,)), Sampling())
+    async with generate(served, request, stream=stream) as run:
+        assert run.route.device is Device.NPU
+        if stream:
+            with pytest.raises(EngineDied):
+                await anext(run.events)
+        else:
+            await anext(run.events)
+            assert run.route.device is Device.CPU

@@ -1,6 +1,5 @@
 """What an upload may be and may not make the node do, where speech is in it, and where it is cut into windows."""
 
-import wave
 from collections import deque
 from fractions import Fraction
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.speech import wav
 from worker_node.core.errors import BadRequest, InsufficientStorage
 from worker_node.tasks.transcribe import audio
 from worker_node.tasks.transcribe.audio import RATE, Window, decode_audio, find_speech, next_window, speech_regions
@@ -34,10 +34,8 @@ def encoded(path, container, codec, *, rate=16_000, begin=0.0):
     return path
 
 
-def pcm_wave(path, samples=TONE, *, channels=1, rate=16_000):
-    with wave.open(str(path), "wb") as output:
-        output.setparams((channels, 2, rate, 0, "NONE", ""))
-        output.writeframes(samples.tobytes())
+def pcm_wave(path, samples=TONE, **form):
+    path.write_bytes(wav(samples, **form))
     return path
 
 
@@ -263,7 +261,6 @@ def test_windows_end_in_pauses_and_cover_everything_once(long_audio):
     assert [window.begin for window in found[1:]] == [window.end for window in found[:-1]]
     assert (found[0].begin, found[-1].end) == (0, len(samples))
     assert all(window.seconds <= 30 for window in found)
-    assert found[1].offset_s == found[0].end / RATE
 
 
 def test_audio_that_fits_is_one_window(long_audio):

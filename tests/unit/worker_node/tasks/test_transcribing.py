@@ -5,7 +5,6 @@ import math
 import subprocess
 import sys
 import tempfile
-import wave
 
 import aiohttp
 import msgspec
@@ -17,6 +16,7 @@ from tests.support.application import application
 from tests.support.published import install
 from tests.support.scripted_runner import result_of
 from tests.support.services import manager_of
+from tests.support.speech import wav
 from tests.support.task_models import HEARER, hearer, placement
 from worker_node.core.errors import BadRequest, ConfigurationError, InsufficientStorage, UnsupportedParameter
 from worker_node.engines.protocol import EngineState, EngineStatus
@@ -59,12 +59,8 @@ async def send(store, ear):
     async with application([hearer(store, [placement(HEARER, ear)])]) as (client, node):
 
         async def send(samples, **fields):
-            target = io.BytesIO()
-            with wave.open(target, "wb") as file:
-                file.setparams((1, 2, RATE, 0, "NONE", ""))
-                file.writeframes(np.asarray(samples).astype("<i2").tobytes())
             form = aiohttp.FormData(default_to_multipart=True)
-            form.add_field("file", io.BytesIO(target.getvalue()), filename="a.wav")
+            form.add_field("file", io.BytesIO(wav(samples)), filename="a.wav")
             for name, value in fields.items():
                 form.add_field(name, value)
             async with client.post("/v1/audio/transcriptions", data=form) as reply:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
-from worker_node.http.body import DialectBody, note_ignored, read_body
+from worker_node.http.body import DialectBody, note_effects, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import anthropic_error
 from worker_node.http.leniency import Table, Unsupported
@@ -272,7 +272,7 @@ async def _read(request: web.Request, kind: type[B]) -> tuple[B, GenerationModel
     body = await read_body(request, kind)
     model = await generation_model(request.app[NODE].manager, body.model, context.deadline)
     wanted = body.request(context, model)
-    note_ignored(request, *wanted.ignored)
+    note_effects(request, wanted.ignored)
     return body, model, wanted
 
 

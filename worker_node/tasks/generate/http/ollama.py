@@ -16,7 +16,7 @@ from pydantic import Field
 
 from worker_node.core.errors import BadRequest, ModelNotFound, NodeError, NotOffered
 from worker_node.core.types import Device, RequestContext
-from worker_node.http.body import DialectBody, deadline_of, limited, note_ignored, read_body
+from worker_node.http.body import DialectBody, deadline_of, note_effects, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import message
 from worker_node.http.leniency import Table, Unsupported
@@ -498,10 +498,10 @@ def _ask(request: web.Request, body: _Common, model: ServedModel, wanted: Genera
     if body.logprobs:
         sampling = wanted.sampling
         given = "temperature" not in sampling.open_fields
-        known = known_alternatives(sampling.temperature if given else parameters.OLLAMA_DEFAULTS["temperature"])
-        top = limited(request, "top_logprobs", body.top_logprobs or 0, known)
+        temperature = sampling.temperature if given else parameters.OLLAMA_DEFAULTS["temperature"]
+        top = known_alternatives(request, "top_logprobs", body.top_logprobs or 0, temperature)
     elif body.top_logprobs:
-        note_ignored(request, "top_logprobs")
+        note_effects(request, ["top_logprobs"])
     renderer = partial(_Frames, body.model, top, chat=isinstance(body, OllamaChatBody))
     return Ask([wanted], renderer, body.stream is not False, kept)
 

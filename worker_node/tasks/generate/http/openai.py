@@ -15,7 +15,7 @@ from pydantic import Field
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
-from worker_node.http.body import limited, read_body
+from worker_node.http.body import read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Table, Unsupported
@@ -212,9 +212,7 @@ class ChatBody(SamplingFields, RenderingBody):
 async def _chat(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, ChatBody)
-    top = body.top_logprobs or 0
-    if top:
-        top = limited(request, "top_logprobs", top, known_alternatives(body.temperature))
+    top = known_alternatives(request, "top_logprobs", body.top_logprobs or 0, body.temperature)
     kept = keeping(request, body.model, body.keep_alive)
     return Ask(body.requests(context), partial(_Chat, body, top), bool(body.stream), kept)
 
@@ -328,7 +326,7 @@ class CompletionsBody(SamplingFields):
 async def _completions(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, CompletionsBody)
-    top = limited(request, "logprobs", body.logprobs or 0, known_alternatives(body.temperature))
+    top = known_alternatives(request, "logprobs", body.logprobs or 0, body.temperature)
     kept = keeping(request, body.model, body.keep_alive)
     return Ask(body.requests(context), partial(_Completion, body, top), bool(body.stream), kept)
 

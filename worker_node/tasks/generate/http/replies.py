@@ -12,14 +12,13 @@ from aiohttp import web
 
 from worker_node.core.errors import NodeError
 from worker_node.core.types import Busy
-from worker_node.http.body import limited, note_ignored
+from worker_node.http.body import note_effects
 from worker_node.http.context import route_headers
 from worker_node.http.replies import json_response
-from worker_node.http.request_state import NODE, STATE
+from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream, LineStream
 from worker_node.http.task import EVENTS, JSON, ApiOperation, Model
 from worker_node.tasks.generate.answer import Event, Finished, TokenLogprob
-from worker_node.tasks.generate.prompting import PreparedGeneration
 from worker_node.tasks.generate.request import GenerationRequest
 from worker_node.tasks.generate.service import Choices, generate_choices
 
@@ -77,12 +76,10 @@ def generation_route(
         if isinstance(ask, web.StreamResponse):
             return ask
         services = request.app[NODE].services
-        if ask.requests[0].ignored:
-            note_ignored(request, *ask.requests[0].ignored)
+        note_effects(request, ask.requests[0].ignored)
         async with ask.kept, generate_choices(services, ask.requests, stream=ask.stream) as choices:
             prepared = choices.runs[0].prepared
-            if prepared.ignored or prepared.limited:
-                _note_effects(request, prepared)
+            note_effects(request, prepared.ignored, prepared.limited)
             renderer = ask.renderer(choices)
             if not ask.stream:
                 found = {index: end async for index, [end], _ in choices.events if isinstance(end, Finished)}
@@ -106,14 +103,6 @@ def generation_route(
     return ApiOperation("post", path, answer, summary, replies, body, inference=True)
 
 
-def _note_effects(request: web.Request, prepared: PreparedGeneration) -> None:
-    """List what the model leaves without its full effect, or refuse it where the node is strict."""
-    note_ignored(request, *prepared.ignored)
-    # Bodies of the native API list nothing.
-    for name, most in prepared.limited.items() if request[STATE].ignored is not None else ():
-        limited(request, name, most + 1, most)
-
-
 def busy_of(ends: Sequence[Finished]) -> Busy:
     """The NPU's busy time over the generations of one request."""
     busy = ends[0].busy
@@ -122,13 +111,18 @@ def busy_of(ends: Sequence[Finished]) -> Busy:
     return busy
 
 
-# Log probabilities. The engine reports the probability of the chosen token and of no other, so the likeliest token is
-# known only where it is the chosen one: without sampling.
+# Log probabilities.
 
 
-def known_alternatives(temperature: float | None) -> int:
-    """How many of the likeliest tokens are known at each place."""
-    return 0 if temperature else 1
+def known_alternatives(request: web.Request, name: str, wanted: int, temperature: float | None) -> int:
+    """How many of the likeliest tokens are shown at each place, of those that the parameter `name` asks for.
+
+    The engine reports the chosen token alone, which is the likeliest one without sampling.
+    """
+    known = 0 if temperature else 1
+    if wanted > known:
+        note_effects(request, limited={name: known})
+    return min(wanted, known)
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
