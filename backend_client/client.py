@@ -215,7 +215,7 @@ class NPUClient(BaseClient):
 
     async def health(self) -> tuple[NodeStatus, ...]:
         """What is known of each node, once every node's first probe has ended."""
-        await self.fleet.runtime.known()
+        await self.fleet.runtime.wait_probed()
         return self.status()
 
     def healthz(self) -> ClientStatus:

@@ -67,7 +67,7 @@ class FleetBackend:
 
     async def models(self) -> list[ModelReport]:
         """The models of all nodes that can be reached."""
-        await self.runtime.known()
+        await self.runtime.wait_probed()
         return [model for node in self.runtime.pool.nodes.values() for model in node.models.values()]
 
     async def embed(self, request: Request) -> EmbedBatch:
@@ -297,7 +297,7 @@ class FleetBackend:
 
     async def ask_all(self, method: str, path: str, content: bytes, deadline: Deadline) -> list[tuple[str, Reply]]:
         """What each node that can be reached replies with 200 to a request that costs it little."""
-        await self.runtime.known()
+        await self.runtime.wait_probed()
         transport = self.runtime.start()
 
         async def ask(node: str) -> tuple[str, Reply] | None:

@@ -365,7 +365,8 @@ class RetryBudget:
     @property
     def balance(self) -> float:
         """Retries that could be made now. Changes nothing, so that any thread may ask."""
-        return self._balance_at(self._clock())
+        earned = (self._clock() - self._filled_at) * self._options.per_second
+        return min(self._options.saved, self._balance + earned)
 
     @property
     def affords_one(self) -> bool:
@@ -377,18 +378,9 @@ class RetryBudget:
 
     def withdraw(self) -> bool:
         """Take one retry. Return False if none is left; the call then fails with its last error."""
-        self._fill()
+        self._balance, self._filled_at = self.balance, self._clock()
         if not self.affords_one:
             self.refused += 1
             return False
         self._balance = max(0.0, self._balance - 1.0)
         return True
-
-    def _fill(self) -> None:
-        now = self._clock()
-        self._balance = self._balance_at(now)
-        self._filled_at = now
-
-    def _balance_at(self, now: float) -> float:
-        earned = (now - self._filled_at) * self._options.per_second
-        return min(self._options.saved, self._balance + earned)
