@@ -33,18 +33,12 @@ from backend_client.results import (
 )
 from backend_client.settings import ClientSettings, CloudSettings
 
-# As in openai-python, where a client that is awaited says so.
-AsyncNPUClient = NPUClient
-AsyncInferenceClient = InferenceClient
-
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
     from backend_client.cloud import CloudClient
 
 __all__ = [
-    "AsyncInferenceClient",
-    "AsyncNPUClient",
     "ChatResult",
     "ClientOptions",
     "ClientSettings",

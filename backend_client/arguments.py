@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from backend_client.errors import InvalidArgument
-from backend_client.http.forms import MOST_BYTES
+from backend_client.http.messages import MOST_BYTES
 from backend_client.lifetime import in_daemon_thread
 
 # What frames a request: another value would break it.

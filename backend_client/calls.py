@@ -19,8 +19,7 @@ from backend_client.arguments import Audio
 from backend_client.embed_many import Progress, Source, embed_in_batches, embed_windowed
 from backend_client.errors import DeadlineExceeded, InvalidArgument
 from backend_client.http.answers import count_in, ranking_in, transcription_in
-from backend_client.http.health import ModelReport
-from backend_client.http.messages import Request, encode, split_options
+from backend_client.http.messages import ModelReport, Request, encode, split_options
 from backend_client.http.replies import Forwarded
 from backend_client.http.routes import ROUTES
 from backend_client.http.stream_forms import EventStream
@@ -371,7 +370,7 @@ class BaseClient:
         return self._embed_request([checked], given)
 
     def _embed_request(self, texts: Sequence[str], given: Mapping[str, Any]) -> Request:
-        common, others = split_options(given)
+        common, others = split_options(given) if given else ({}, {})
         deadline = self._deadline(given, self.core.options.timeouts.embed)
         if others.get("truncate") is False:
             del others["truncate"]

@@ -6,23 +6,21 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import SecretStr
 
 from backend_client.calls import BaseClient
-from backend_client.cloud.ledger import Ledger
+from backend_client.cloud import Ledger
 from backend_client.errors import ConfigurationError
-from backend_client.fleet.breaker import BreakerState
-from backend_client.fleet.node import Node
+from backend_client.fleet.node import BreakerState, Node
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.runtime import Runtime
 from backend_client.fleet.spaces import Bindings
-from backend_client.http.addresses import node_url, parse_nodes
-from backend_client.http.health import DeviceReport, ModelReport
-from backend_client.http.tls import Identity, keys_by_node, proxy_url, tls_context
+from backend_client.http.addresses import Identity, keys_by_node, node_url, parse_nodes, proxy_url, tls_context
+from backend_client.http.messages import DeviceReport, ModelReport
 from backend_client.http.transport import HttpTransport, Transport
 from backend_client.lifetime import Clock
 from backend_client.options import ClientOptions
@@ -31,7 +29,7 @@ from backend_client.routing.fallback import FallbackBackend
 from backend_client.settings import ClientSettings, checked_key
 
 if TYPE_CHECKING:
-    from backend_client.cloud.client import CloudClient
+    from backend_client.cloud.backend import CloudClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,8 @@ class NodeStatus:
     """One node as this client sees it.
 
     `status` is the node's own word, or "unknown" before its first probe, "unreachable" when that failed; `usable` says
-    whether requests go there; `trouble` why not. `in_flight` counts this client's requests.
+    whether requests go there; `trouble` why not. `in_flight` counts this client's requests. `ejected`: its models that
+    get no requests for a while, and why.
     """
 
     url: str
@@ -51,23 +50,27 @@ class NodeStatus:
     version: str | None
     models: tuple[ModelReport, ...]
     devices: tuple[DeviceReport, ...]
+    ejected: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, node: Node) -> NodeStatus:
         """The node's status now."""
         report = node.report
-        answers = node.breaker.state is BreakerState.CLOSED or not node.probe_failures
+        answers = node.availability.closed or not node.probe_failures
         silent = "unreachable" if node.probed else "unknown"
         return cls(
             url=node.url,
             status=report.status if report is not None and answers else silent,
-            usable=report is not None and report.serving and node.breaker.admits() and answers,
-            breaker=node.breaker.state,
-            trouble=node.trouble,
+            usable=report is not None and report.serving and node.availability.admits() and answers,
+            breaker=node.availability.state,
+            trouble=node.availability.reason,
             in_flight=node.outstanding.total(),
             version=report.version if report else None,
             models=report.models if report else (),
             devices=report.devices if report else (),
+            ejected={
+                model: str(available.reason) for model, available in node.of_models.items() if not available.admits()
+            },
         )
 
 
@@ -212,7 +215,7 @@ class NPUClient(BaseClient):
 
     async def health(self) -> tuple[NodeStatus, ...]:
         """What is known of each node, once every node's first probe has ended."""
-        await self.fleet.runtime.known()
+        await self.fleet.runtime.wait_probed()
         return self.status()
 
     def healthz(self) -> ClientStatus:
@@ -288,7 +291,7 @@ class InferenceClient(BaseClient):
         if settings.cloud is not None:
             # Imported lazily: slow, and only the cloud needs it.
 
-            from backend_client.cloud.client import CloudClient  # noqa: PLC0415  (imports the OpenAI SDK)
+            from backend_client.cloud.backend import CloudClient  # noqa: PLC0415  (imports the OpenAI SDK)
 
             cloud = CloudClient(settings.cloud, options=settings.options())
         npu = NPUClient.from_settings(settings, registering=registering)

@@ -34,8 +34,7 @@ from pydantic_settings import (
 )
 
 from backend_client.errors import ConfigurationError
-from backend_client.http.addresses import parse_nodes
-from backend_client.http.tls import sendable_key
+from backend_client.http.addresses import parse_nodes, sendable_key
 from backend_client.options import ClientOptions
 
 CONFIG_VARIABLE = "NPU_CLIENT_CONFIG"

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from backend_client import client
 from backend_client.calls import BaseClient, Messages, not_picklable
 from backend_client.client import ClientStatus, NodeStatus
-from backend_client.cloud.ledger import Ledger
+from backend_client.cloud import Ledger
 from backend_client.lifetime import LoopIterator, LoopThread
 from backend_client.results import (
     CallOptions,

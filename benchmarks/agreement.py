@@ -7,6 +7,7 @@ with the package, which a CPU with AVX-512 made. On another kind of CPU the same
 """
 
 import argparse
+from contextlib import closing
 
 from benchmarks.quiet import describe_machine
 from worker_node.certify import inputs
@@ -35,8 +36,8 @@ def main():
     for device in (Device.CPU, Device.NPU):
         settings = NodeSettings(npu_emulation=device is Device.NPU)
         with (
-            Reference(key, None, directory / MODEL_FILE, stored) as reference,
-            RunningNode(ModelSettings(name=MODEL), PlacementSettings(device=device), settings, print) as node,
+            closing(Reference(key, None, directory / MODEL_FILE, stored)) as reference,
+            closing(RunningNode(ModelSettings(name=MODEL), PlacementSettings(device=device), settings, print)) as node,
         ):
             found = [agreement(node, reference, length, logprobs=device is Device.CPU) for length in lengths]
             errors = [each.logprob_error for each in found if each.logprob_error is not None]

@@ -10,8 +10,7 @@ import psutil
 from backend_client.errors import NodeFailed
 from backend_client.fleet.pool import Pool
 from backend_client.fleet.spaces import Bindings
-from backend_client.http.health import HealthReport
-from backend_client.http.messages import Request
+from backend_client.http.messages import HealthReport, Request
 from backend_client.lifetime import Deadline
 from backend_client.options import ClientOptions
 from backend_client.routing.call import RetryBudget

@@ -61,6 +61,7 @@ async def _keep_telling(session: aiohttp.ClientSession, node: Node, gateway: str
             log.warning("%s does not take this node: %s", gateway, problem)
         elif problem != before:
             log.info("announced to %s", gateway)
+
         before = problem
         while loop.time() < due and node.state.draining == draining:  # noqa: ASYNC110  (a drain sets no event)
             await asyncio.sleep(_LOOK_S)
@@ -77,6 +78,7 @@ async def _tell(session: aiohttp.ClientSession, node: Node, gateway: str, url: s
             "draining": draining,
             "api_key": settings.api_keys[0].get_secret_value() if settings.api_keys else "",
         }
+
         key = settings.announce_key.get_secret_value() if settings.announce_key else ""
         # The key is for this gateway, whatever it answers.
         async with session.post(
@@ -100,6 +102,7 @@ async def _reached_at(url: str, gateway: str) -> str:
     own, there = URL(url), URL(gateway)
     if own.host not in _ANY:
         return url
+
     # Nothing is sent: the system only chooses the address.
     transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
         asyncio.DatagramProtocol, remote_addr=(there.host or "", there.port or 443)

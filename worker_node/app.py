@@ -64,7 +64,6 @@ _LATE_BODY = {"expect_handler": expect_continue}
 
 
 def operations() -> tuple[ApiOperation, ...]:
-    """The node's own and those of every task."""
     core = (health, metrics, dashboard, openapi, models, pages)
     tasks_own = (operation for api in task_apis() for operation in api.operations)
     return (*(operation for module in core for operation in module.OPERATIONS), *tasks_own)

@@ -1,18 +1,31 @@
-"""The running node: its settings, its services, the devices that it found, and what changes while it runs."""
+"""The running node: its settings, services and devices, and what changed settings do to it while it runs."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from worker_node.core.errors import ConfigurationError
 from worker_node.devices.npu import NpuSource, Utilisation
 from worker_node.devices.probe import Probe
 from worker_node.manager.manager import ModelManager
-from worker_node.manager.served import Activity
+from worker_node.manager.served import Activity, FailedModel, ServedModel
+from worker_node.models.catalog import normalise_name
 from worker_node.observability.metrics import Telemetry
-from worker_node.reload import Reloader
+from worker_node.serving.build import HOST
 from worker_node.serving.run import Services
-from worker_node.settings import NodeSettings
+from worker_node.settings import ModelSettings, NodeSettings, is_loopback
+from worker_node.settings.node import RELOADED
+from worker_node.settings.reading import SettingsSource
+
+log = logging.getLogger(__name__)
+
+_APPLIED = frozenset(name for name, field in NodeSettings.model_fields.items() if RELOADED in field.metadata)
+_LOOK_S = 1.0
 
 
 class NodeState(Activity):
@@ -23,11 +36,6 @@ class NodeState(Activity):
         self.started = started
         self.draining = False
         self.npu_utilisation = Utilisation()
-
-    @property
-    def in_flight(self) -> int:
-        """How many inference requests are under way."""
-        return self.running
 
 
 @dataclass(slots=True)
@@ -60,3 +68,158 @@ class Node:
     def telemetry(self) -> Telemetry:
         """The metrics."""
         return self.services.telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadReport:
+    """What a reload changed: models by name, and the settings that were `applied`.
+
+    `restart` names settings that differ from the running ones and need a restart.
+    """
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+    applied: tuple[str, ...]
+    restart: tuple[str, ...]
+    problems: list[str]
+
+
+class Reloader:
+    """Reads the settings of a running node again from `source`, and applies them model by model.
+
+    `build` makes a model by its settings; `memory` is the bytes that models may take where `memory_budget` is not set.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        source: SettingsSource,
+        build: Callable[[ModelSettings], ServedModel | FailedModel],
+        memory: int | None = None,
+    ) -> None:
+        self._node = node
+        self._source = source
+        self._build = build
+        self._memory = memory
+        self._one = asyncio.Lock()
+        self._running: asyncio.Task[ReloadReport] | None = None
+
+    async def reload(self) -> ReloadReport:
+        """Read the settings and apply them; returns when every model has been changed over.
+
+        Raises ConfigurationError, with file and line, for settings that are wrong; nothing is applied then.
+        """
+        await self._one.acquire()
+        # Never left half applied, even if its caller stops waiting: the next one begins when it has ended.
+        self._running = asyncio.create_task(self._reload(), name="reload")
+        self._running.add_done_callback(lambda _: self._one.release())
+        return await asyncio.shield(self._running)
+
+    async def _reload(self) -> ReloadReport:
+        new, old = await asyncio.to_thread(self._source.read), self._node.settings
+        if old.from_file and not new.from_file:
+            raise ConfigurationError(
+                f"{self._source.config} sets nothing, and settings of the running node came from it: it may be in the "
+                "middle of being written. Reload when it is complete; to go back to the defaults, restart the node"
+            )
+        merged = old.model_copy(update={name: getattr(new, name) for name in _APPLIED})
+        # The new address is safe without keys, but the node listens at the old one until it is restarted.
+        if not (merged.api_keys or merged.allow_unauthenticated or is_loopback(merged.host)):
+            raise ConfigurationError(
+                f"the node listens at {merged.host} until it is restarted, where it needs a key: to remove the keys "
+                f"and bind {new.host}, restart it"
+            )
+        before, after = _models_of(old), _models_of(new)
+        report = _compare(old, new)
+        failed = {normalise_name(model.name) for model in self._node.manager.failed}
+        differing = {*report.added, *report.changed}
+        to_build = [name for name, model in after.items() if model.name in differing or name in failed]
+        built: dict[str, ServedModel] = {}
+        for name in to_build:
+            model = await asyncio.to_thread(self._build, after[name])
+            if isinstance(model, ServedModel):
+                built[name] = model
+            elif after[name].name in differing:  # any other one has failed before
+                raise ConfigurationError(model.reason)
+        merged.note_file(given=new.from_file)
+        self._node.adopt(merged)
+        await self._apply(before, after, built, report)
+        if "memory_budget" in report.applied:
+            self._node.manager.set_budget(HOST, new.memory_budget or self._memory)
+        log.info("settings reloaded: %s", report)
+        if report.restart:
+            log.warning("these settings have changed and need a restart of the node: %s", ", ".join(report.restart))
+        return report
+
+    async def _apply(
+        self,
+        before: dict[str, ModelSettings],
+        after: dict[str, ModelSettings],
+        built: dict[str, ServedModel],
+        report: ReloadReport,
+    ) -> None:
+        manager = self._node.manager
+        served = {normalise_name(model.id): model for model in manager.models}
+        for name in before.keys() - after.keys():
+            manager.names.drop_failed(before[name].name)
+            if name in served:
+                manager.replacement.retire_later(served[name])
+        for name, model in built.items():
+            manager.names.drop_failed(after[name].name)
+            old = served.get(name)
+            if old is None:
+                manager.add(model)
+            elif (problem := await manager.replacement.replace(old, model)) is not None:
+                report.problems.append(problem)
+                log.error("%s", problem)
+        manager.names.arrange([model.name for model in after.values()])
+
+
+def _models_of(settings: NodeSettings) -> dict[str, ModelSettings]:
+    """The models of the settings by the name that requests find them by."""
+    return {normalise_name(model.name): model for model in settings.models}
+
+
+def _compare(old: NodeSettings, new: NodeSettings) -> ReloadReport:
+    """The differences between the settings, as the report of applying the new ones."""
+    before, after = _models_of(old), _models_of(new)
+    differing = [name for name in type(new).model_fields if getattr(new, name) != getattr(old, name)]
+    return ReloadReport(
+        added=tuple(model.name for name, model in after.items() if name not in before),
+        removed=tuple(model.name for name, model in before.items() if name not in after),
+        changed=tuple(model.name for name, model in after.items() if name in before and model != before[name]),
+        applied=tuple(name for name in differing if name in _APPLIED and name != "models"),
+        restart=tuple(name for name in differing if name not in _APPLIED),
+        problems=[],
+    )
+
+
+async def follow_changes(path: Path | None, reloader: Reloader, hangup: asyncio.Event) -> None:
+    """Reload when `hangup` is set, and when the file has changed and is no longer being written, until cancelled.
+
+    What is wrong with the settings is logged, and the node goes on with the earlier ones.
+    """
+    known = seen = _stamp(path)
+    while True:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(hangup.wait(), _LOOK_S)
+        now = _stamp(path)
+        if hangup.is_set() or (now == seen and now != known and now is not None):
+            hangup.clear()
+            try:
+                await reloader.reload()
+            except ConfigurationError as error:
+                log.error("the settings were not reloaded, the node goes on with the earlier ones: %s", error.message)
+            except Exception:
+                log.exception("the settings could not be reloaded; the node goes on with the earlier ones")
+            known = now
+        seen = now
+
+
+def _stamp(path: Path | None) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat() if path is not None else None
+    except OSError:
+        return None
+    return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)

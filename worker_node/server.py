@@ -31,11 +31,10 @@ from worker_node.http.tls import ServerTls
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.store import ModelStore
-from worker_node.node import Node, NodeState
+from worker_node.node import Node, NodeState, Reloader, follow_changes
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import open_tracing
 from worker_node.registry import tasks
-from worker_node.reload import Reloader, follow_changes
 from worker_node.serving.build import (
     HOST,
     Machine,
@@ -92,10 +91,12 @@ async def run(
     and when its file changes. Raises ConfigurationError when it cannot start.
     """
     manager = ServiceManager.from_environment()
+
     # At the limit, connections could not even be refused.
     needed = settings.max_connections + _OTHER_FILES
     if (allowed := allow_files(needed)) < needed:
         log.warning("this process may open %d files; max_connections needs %d", allowed, needed)
+
     stop, hangup = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     with stop_signals(loop, stop.set):
@@ -114,7 +115,6 @@ async def run(
 
 
 def _background(stack: AsyncExitStack, name: str, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work until the stack is left."""
     stack.callback(asyncio.create_task(work, name=name).cancel)
 
 
@@ -129,13 +129,16 @@ async def running_node(
             if port is not None:
                 socks.append(_bind(settings.host, port))
                 stack.callback(socks[-1].close)
+
         node = await stack.enter_async_context(hosted_node(settings, profile, source))
         telemetry = node.telemetry
         _background(stack, "event loop lag", telemetry.watch_event_loop())
+
         app = profile.make_app(node)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
+
         tls = _tls(settings)
         if tls is not None:
             _background(stack, "TLS files", tls.follow())
@@ -147,6 +150,7 @@ async def running_node(
         assert runner.server is not None  # noqa: S101  (setup() made it)
         limits = ConnectionLimits(settings.header_timeout_s, settings.keepalive_timeout_s, settings.max_connections)
         connections = Connections(runner.server, limits, note, profile.render)
+
         for bound in socks:
             listener = await asyncio.get_running_loop().create_server(
                 connections.accept,
@@ -157,6 +161,7 @@ async def running_node(
                 ssl_handshake_timeout=settings.header_timeout_s if tls else None,
             )
             stack.callback(listener.close)
+
         host, port = socks[0].getsockname()[:2]
         url = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
         await stack.enter_async_context(announced(node, url))
@@ -171,15 +176,19 @@ async def hosted_node(
     async with AsyncExitStack() as stack:
         tracing = open_tracing(enabled=settings.tracing)
         stack.push_async_callback(tracing.close)
+
         npu = stack.enter_context(npu_source(settings.npu_sysfs, emulated=settings.npu_emulation))
         found = await probe()
+
         parts = TaskParts(settings)
         stack.push_async_callback(parts.close)
         if profile.starts_parts:
             for kind in tasks():
                 await served_task(kind).start(parts)
+
         machine = Machine(settings, found, npu)
         models = profile.models(machine)
+
         budgets = memory_budgets(None, found)
         manager = ModelManager(
             models,
@@ -188,6 +197,7 @@ async def hosted_node(
             budgets if settings.memory_budget is None else budgets | {HOST: settings.memory_budget},
         )
         stack.push_async_callback(manager.stop)
+
         node = Node(
             settings=settings,
             services=Services(
@@ -201,16 +211,12 @@ async def hosted_node(
             npu=npu,
             state=NodeState(started=time.monotonic()),
         )
+
         if source is not None:
-            node.reloader = Reloader(
-                source,
-                settings,
-                manager,
-                lambda wanted: configured_model(wanted, machine),
-                lambda wanted: budgets[HOST] if wanted is None else wanted,
-                node.adopt,
-            )
+            node.reloader = Reloader(node, source, lambda wanted: configured_model(wanted, machine), budgets[HOST])
+
         manager.start()
+
         announcements = None if npu.emulated else uevents()
         if announcements is not None:
             stack.enter_context(listening(announcements, partial(_recovered, node)))
@@ -255,16 +261,16 @@ def _tls(settings: NodeSettings) -> ServerTls | None:
 def _status_text(node: Node) -> str:
     models = node.manager.models
     usable = sum(model.serving() is not None for model in models)
-    return f"{node_status(node)}; {usable} of {len(models)} models serve, {node.state.in_flight} requests in flight"
+    return f"{node_status(node)}; {usable} of {len(models)} models serve, {node.state.running} requests in flight"
 
 
 async def _drain(node: Node) -> None:
     """Refuse new work, report it in /health, and give admitted work `drain_timeout_s` to finish."""
     node.state.draining = True
-    log.info("draining: %d requests in flight", node.state.in_flight)
+    log.info("draining: %d requests in flight", node.state.running)
     try:
         async with asyncio.timeout(node.settings.drain_timeout_s):
             await node.state.idle()
     except TimeoutError:
-        log.warning("%d requests were still running after the drain; they are ended", node.state.in_flight)
+        log.warning("%d requests were still running after the drain; they are ended", node.state.running)
         await node.manager.stop()

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from backend_client.bulk import BulkReport, BulkRequest, Progress, run_job, status
-from backend_client.cli.flags import add_sampling, sampling
-from backend_client.cli.main import WrongUsage
+from backend_client.cli.main import WrongUsage, add_sampling, sampling
 from backend_client.errors import ConfigurationError
 from backend_client.settings import ClientSettings
 

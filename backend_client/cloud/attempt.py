@@ -11,9 +11,9 @@ from typing import Any, Self, TypeVar
 
 import openai
 
-from backend_client.cloud.ledger import Ledger
+from backend_client.cloud import Ledger
 from backend_client.errors import CloudError, CloudRejected, CloudUnavailable
-from backend_client.fleet.breaker import Breaker
+from backend_client.fleet.node import Availability
 from backend_client.http.errors import retry_after_of
 from backend_client.http.messages import NotAnAnswer, Request
 from backend_client.lifetime import Clock, OpenCalls
@@ -37,36 +37,32 @@ _HINTS = {
 class CloudState:
     """What all requests to one cloud share. `name` is the cloud's name in attempts.
 
-    Each of its models has a breaker of its own: answers of one say nothing of another.
+    Each of its models has an availability of its own: answers of one say nothing of another.
     """
 
     name: str
-    new_breaker: Callable[[], Breaker]
+    new_availability: Callable[[], Availability]
     ledger: Ledger
     clock: Clock
     calls: OpenCalls
-    breakers: dict[str, Breaker] = field(default_factory=dict)
+    models: dict[str, Availability] = field(default_factory=dict)
 
-    def breaker(self, model: str) -> Breaker:
-        return self.breakers.setdefault(model, self.new_breaker())
+    def availability(self, model: str) -> Availability:
+        return self.models.setdefault(model, self.new_availability())
 
     @property
-    def best(self) -> Breaker:
-        """The breaker of the model that takes requests first."""
-        known = self.breakers.values()
-        return min(known, key=lambda breaker: (not breaker.closed, breaker.opens_in), default=self.new_breaker())
+    def best(self) -> Availability:
+        """That of the model that takes requests first."""
+        known = self.models.values()
+        return min(known, key=lambda model: (not model.closed, model.opens_in), default=self.new_availability())
 
     def trouble(self, model: str | None = None) -> str | None:
         """Why the model, or any (None), gets no request now; None if it gets them."""
-        breaker = self.best if model is None else self.breaker(model)
-        if breaker.admits():
+        found = self.best if model is None else self.availability(model)
+        if found.admits():
             return None
-        pause = breaker.opens_in
+        pause = found.opens_in
         return f"ejected {f'for {pause:.1f} s more' if pause else 'until a trial succeeds'} after consecutive failures"
-
-
-def _nobody_else(cost: Decimal) -> None:
-    """For a call that only this process pays for."""
 
 
 class CloudAttempt:
@@ -83,9 +79,10 @@ class CloudAttempt:
         self.request = request
         self._state = state
         self._reservation = state.ledger.reserve(model, bound, capped=request.spend_limit is not None)
-        self._pay: Callable[[Decimal], None] = _nobody_else
-        self._breaker = state.breaker(model)
-        self._ticket = self._breaker.begin()
+        # Until somebody else pays for the call, too.
+        self._pay: Callable[[Decimal], None] = lambda _: None
+        self._available = state.availability(model)
+        self._ticket = self._available.begin()
         self._began = state.clock()
         self._settled = False
 
@@ -100,7 +97,7 @@ class CloudAttempt:
         except BaseException:
             # Nothing was sent.
             attempt._settled = True
-            attempt._breaker.abandoned(attempt._ticket)
+            attempt._available.abandoned(attempt._ticket)
             state.ledger.release(attempt._reservation)
             raise
         return attempt
@@ -139,14 +136,14 @@ class CloudAttempt:
         """Settle with the usage of the complete answer; None if the answer did not report it."""
         if not self._settled:
             self._settled = True
-            self._breaker.succeeded(self._ticket)
+            self._available.succeeded(self._ticket)
             self._pay(self._state.ledger.settle(self._reservation, usage))
 
     def abandoned(self) -> None:
         """Settle when the caller left: the usage is unknown, and this shows nothing about the cloud's health."""
         if not self._settled:
             self._settled = True
-            self._breaker.abandoned(self._ticket)
+            self._available.abandoned(self._ticket)
             self._pay(self._state.ledger.settle(self._reservation, None))
 
     def origin(self) -> dict[str, Any]:
@@ -170,11 +167,11 @@ class CloudAttempt:
         problem.attempts = (self._record(type(problem).__name__, status, sent=owed or status is not None),)
         problem.request_id = self.request.request_id
         if failure is not FailureKind.NONE:
-            self._breaker.failed(self._ticket, failure)
+            self._available.failed(self._ticket, failure, problem.message)
         elif isinstance(problem, CloudRejected):
-            self._breaker.succeeded(self._ticket)
+            self._available.succeeded(self._ticket)
         else:
-            self._breaker.abandoned(self._ticket)
+            self._available.abandoned(self._ticket)
         if owed:
             self._pay(self._state.ledger.settle(self._reservation, None))
         else:
@@ -222,30 +219,20 @@ class CloudAttempt:
 _VERSION = re.compile(r"-\d{4}-\d{2}-\d{2}|-\d{3,8}")
 
 
-def check_model(asked: str, body: Any) -> None:
-    """Raise NotAnAnswer for a reply that names another model than the one that was asked, or a version of it."""
-    answered = _answered(body)
-    if answered is not None and not _same(asked, answered):
-        raise NotAnAnswer(f"another model answered than {asked}; name in the settings the one that answers")
+def check_model(asked: str, body: Any, others: Collection[str] | None = None) -> None:
+    """Raise NotAnAnswer for a reply that names neither the model that was asked nor a version of it.
 
-
-def check_chat_model(asked: str, others: Collection[str], body: Any) -> None:
-    """Raise NotAnAnswer for a chat that neither the model that was asked, nor one of the `others`, has answered.
-
-    A provider before a name (`openai/gpt-4o`) counts nothing; "*" among the others is any model.
+    With `others`, for chats, one of them may answer ("*": any), and a provider before a name (`openai/gpt-4o`) counts
+    nothing.
     """
-    answered = _answered(body)
-    if answered is None or "*" in others:
-        return
-    plain = answered.rpartition("/")[2]
-    if not any(_same(name.rpartition("/")[2], plain) for name in (asked, *others)):
-        raise NotAnAnswer(f"another model answered than {asked}; if it may, add its name to cloud.answers_as.{asked}")
-
-
-def _answered(body: Any) -> str | None:
-    """The model that a reply names; None where it names none."""
     answered = body.get("model") if isinstance(body, dict) else None
-    return None if answered is None or answered == "" else str(answered)
+    if not answered or "*" in (others or ()):
+        return
+    if others is None and not _same(asked, str(answered)):
+        raise NotAnAnswer(f"another model answered than {asked}; name in the settings the one that answers")
+    plain = str(answered).rpartition("/")[2]
+    if not any(_same(name.rpartition("/")[2], plain) for name in (asked, *(others or ()))):
+        raise NotAnAnswer(f"another model answered than {asked}; if it may, add its name to cloud.answers_as.{asked}")
 
 
 def _same(asked: str, answered: str) -> bool:

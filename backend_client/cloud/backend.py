@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from backend_client.cloud.attempt import CloudAttempt, CloudState, check_chat_model, check_model, usage_in
-from backend_client.cloud.ledger import Ledger
-from backend_client.errors import ClientClosed, CloudError, CloudRejected, StreamInterrupted
-from backend_client.fleet.breaker import Breaker
+from backend_client.calls import BaseClient
+from backend_client.cloud import Ledger
+from backend_client.cloud.attempt import CloudAttempt, CloudState, check_model, usage_in
+from backend_client.errors import ClientClosed, CloudError, CloudRejected, ConfigurationError, StreamInterrupted
+from backend_client.fleet.node import Availability
 from backend_client.http.answers import choices_in, completion_in, read_json, reading, vectors_in
-from backend_client.http.health import ModelReport
-from backend_client.http.messages import NotAnAnswer, Request, Vectors, encode, plain_name
+from backend_client.http.messages import ModelReport, NotAnAnswer, Request, Vectors, encode, plain_name
 from backend_client.http.replies import Forwarded, TokenCount, asks_for_stream, passed_on, tokens_of_prompt
-from backend_client.http.routes import only_on_nodes, texts_to_embed
+from backend_client.http.routes import hides_usage, only_on_nodes, texts_to_embed
 from backend_client.http.stream_forms import (
     CHAT,
     EventParser,
@@ -31,7 +34,7 @@ from backend_client.options import ClientOptions
 from backend_client.results import Attempt, ChatChoice, EmbedBatch, Origin, RawReply, Usage, origin_fields
 from backend_client.sdk.client import httpx
 from backend_client.sdk.routes import embedding_body
-from backend_client.settings import CloudSettings
+from backend_client.settings import ClientSettings, CloudSettings
 
 _CHAT = "/v1/chat/completions"
 # What local servers know beside OpenAI's parameters.
@@ -68,7 +71,7 @@ class CloudBackend:
     def __init__(
         self,
         settings: CloudSettings,
-        new_breaker: Callable[[], Breaker],
+        new_availability: Callable[[], Availability],
         ledger: Ledger,
         clock: Clock,
         options: ClientOptions,
@@ -84,7 +87,7 @@ class CloudBackend:
         self._sdk = _sdk(settings, options.max_reply_bytes)
         self.calls = OpenCalls(self._sdk.close)
         name = settings.base_url or "https://api.openai.com/v1"
-        self.state = CloudState(name, new_breaker, ledger, clock, self.calls)
+        self.state = CloudState(name, new_availability, ledger, clock, self.calls)
 
     @property
     def spaces(self) -> Collection[str]:
@@ -170,10 +173,14 @@ class CloudBackend:
             )
         events, attempt = await self._open(request)
         origin, attempts = Origin(**attempt.origin() | {"attempts": ()}), list[Attempt]()
-        asked = body.get("stream_options")
-        shown = request.path == "/inference" or (isinstance(asked, dict) and bool(asked.get("include_usage")))
         head = {"content-type": "text/event-stream; charset=utf-8"}
-        return Forwarded(head, origin, attempts, count, _encoded(events, attempts, count, with_usage=shown))
+        return Forwarded(
+            head,
+            origin,
+            attempts,
+            count,
+            _encoded(events, attempts, count, with_usage=not hides_usage(request.path, body)),
+        )
 
     async def models(self) -> list[ModelReport]:
         """None: its models are those of the settings."""
@@ -231,7 +238,7 @@ class CloudBackend:
         response = await self._client(request).post("/chat/completions", cast_to=httpx.Response, body=body)
         found: Json = read_json(response.content)
         choices: tuple[ChatChoice, ...] = completion_in(body, found)
-        self._check_chat_model(attempt, found)
+        check_model(attempt.model, found, self._settings.answers_as.get(attempt.model, ()))
         return found, usage_in(found, attempt.bound, "".join(choice.text for choice in choices))
 
     async def _events(self, request: Request, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
@@ -244,12 +251,9 @@ class CloudBackend:
                     break
                 if failure_in(event) is not None or not isinstance(event.data.get("choices"), list):
                     raise NotAnAnswer("an event is not a part of a chat completion")
-                self._check_chat_model(attempt, event.data)
+                check_model(attempt.model, event.data, self._settings.answers_as.get(attempt.model, ()))
                 yield read(event)
         yield read(StreamEvent("message", None))
-
-    def _check_chat_model(self, attempt: CloudAttempt, body: Json) -> None:
-        check_chat_model(attempt.model, self._settings.answers_as.get(attempt.model, ()), body)
 
     def _check(self, request: Request) -> None:
         refusal = self.refusal(request)
@@ -499,3 +503,35 @@ async def _encoded(
                 yield item.encode()
     finally:
         await events.aclose()
+
+
+class CloudClient(BaseClient):
+    """Calls an OpenAI-compatible API, with the same methods as NPUClient. `ledger` counts tokens and cost.
+
+    Embeddings are served by the models of `settings.embedding_models` only; their results are in the mapped space.
+    """
+
+    def __init__(
+        self,
+        settings: CloudSettings,
+        *,
+        options: ClientOptions | None = None,
+        ledger: Ledger | None = None,
+        clock: Clock = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        if not isinstance(settings, CloudSettings):
+            raise ConfigurationError("CloudClient takes CloudSettings")
+        options = options or ClientOptions()
+        self.ledger = ledger or Ledger(settings.prices, settings.spend_cap)
+        new_availability = partial(Availability, options.breaker, clock, rng or random.Random())
+        self.service = CloudBackend(settings, new_availability, self.ledger, clock, options)
+        super().__init__(self.service, self.service, options, clock)
+
+    @classmethod
+    def from_settings(cls, settings: ClientSettings | None = None, **options: Any) -> Self:
+        """The client for the settings' `cloud`. Raises ConfigurationError when there is none."""
+        settings = ClientSettings.with_values(settings, options)
+        if settings.cloud is None:
+            raise ConfigurationError("no cloud is configured: set NPU_CLIENT_CLOUD__API_KEY")
+        return cls(settings.cloud, options=settings.options())

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from backend_client.errors import BadReply, ConfigurationError, SpaceChanged, VectorSpaceMismatch
 from backend_client.fleet.node import Lease
 from backend_client.fleet.pool import Pool
-from backend_client.http.health import ModelReport
-from backend_client.http.messages import KnownSpace, Request, plain_name
+from backend_client.http.messages import KnownSpace, ModelReport, Request, plain_name
 
 # Stands for the default model, if the cloud answered before a node named it. No caller can name a model so.
 _NO_MODEL = "\0"

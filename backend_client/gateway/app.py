@@ -19,15 +19,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from backend_client.client import InferenceClient
 from backend_client.errors import NPUError
 from backend_client.gateway.forward import HOP, ID, TEAM, Forwarder, dialect_of, own_headers, refused
-from backend_client.gateway.keys import KeyFile, KeyStore, Team
-from backend_client.gateway.limits import Limits, Refusal
-from backend_client.gateway.metrics import Metrics
+from backend_client.gateway.keys import EXPIRY_S, KeyFile, KeyStore, Refusal, Registry, Team
+from backend_client.gateway.limits import Limits, Metrics
 from backend_client.gateway.page import OPEN_PATHS, STATE_PATH, add_page
-from backend_client.gateway.registry import EXPIRY_S, Registry
 from backend_client.gateway.settings import GatewaySettings, is_loopback
 from backend_client.gateway.spending import Spending
-from backend_client.http.health import GATEWAY
-from backend_client.http.messages import new_request_id
+from backend_client.http.messages import GATEWAY, new_request_id
 
 log = logging.getLogger("npu_gateway")
 _OPEN = frozenset({"/", "/health"}) | OPEN_PATHS

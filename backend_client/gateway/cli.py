@@ -17,7 +17,7 @@ from pathlib import Path
 
 from backend_client.client import InferenceClient
 from backend_client.errors import INSTALL_EXTRA, ConfigurationError
-from backend_client.gateway.keys import KeyFile, KeyStore
+from backend_client.gateway.keys import KeyFile, KeyStore, Registry
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.settings import ClientSettings
 
@@ -200,8 +200,6 @@ def _rotate(args: argparse.Namespace) -> int:
 
 
 def _list_nodes(args: argparse.Namespace) -> int:
-    from backend_client.gateway.registry import Registry  # noqa: PLC0415  (needs what the extra installs)
-
     with closing(KeyFile(_path(args))) as file:
         for node in Registry(file).list():
             state = "drained" if node.drained else "live" if node.live else "silent"
@@ -211,8 +209,6 @@ def _list_nodes(args: argparse.Namespace) -> int:
 
 
 def _change_node(args: argparse.Namespace) -> int:
-    from backend_client.gateway.registry import Registry  # noqa: PLC0415  (as above)
-
     with closing(KeyFile(_path(args))) as file:
         registry = Registry(file)
         if args.action == "enrol":

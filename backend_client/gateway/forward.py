@@ -20,13 +20,11 @@ from backend_client.errors import (
     NPUError,
     RequestRejected,
 )
-from backend_client.gateway.keys import Team
-from backend_client.gateway.limits import Limits, Refusal
-from backend_client.gateway.metrics import Metrics
+from backend_client.gateway.keys import Refusal, Team
+from backend_client.gateway.limits import Limits, Metrics
 from backend_client.gateway.spending import Spending
 from backend_client.http.errors import openai_error, problem_of, refusal_of_node
-from backend_client.http.forms import read_form
-from backend_client.http.messages import Reply, Request, encode, plain_name
+from backend_client.http.messages import Reply, Request, encode, plain_name, read_form
 from backend_client.http.replies import Forwarded, passed_on
 from backend_client.http.routes import ROUTES, Dialect
 from backend_client.lifetime import Deadline, in_daemon_thread

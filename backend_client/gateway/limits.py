@@ -1,19 +1,26 @@
-"""Requests and tokens a minute of each team, counted in memory, or in a Redis or Valkey that gateways share."""
+"""What the gateway counts: metrics, and requests and tokens a minute of each team.
+
+The latter in memory, or in a Redis or Valkey that gateways share.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from limits import RateLimitItemPerMinute
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 from limits.errors import StorageError
 from limits.storage import storage_from_string
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from backend_client.gateway.keys import Team
+from backend_client.client import InferenceClient
+from backend_client.gateway.keys import Refusal, Team
 
 log = logging.getLogger("npu_gateway")
 R = TypeVar("R")
@@ -21,18 +28,6 @@ R = TypeVar("R")
 _PATIENCE_S = 0.5
 _PAUSE_S = 1.0
 _UNLIMITED = 2**53
-
-
-class Refusal(Exception):
-    """A request that the gateway itself refuses, in the words that every dialect carries."""
-
-    def __init__(
-        self, status: int, code: str, message: str, retry_after: float | None = None, param: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.retry_after, self.param = status, code, retry_after, param
-        # It may name what the caller sent.
-        self.message = message[:1000]
 
 
 class _AMinute(RateLimitItemPerMinute):
@@ -113,3 +108,57 @@ class Limits:
     async def _wait(self, kind: str, most: int, team: Team) -> float:
         stats = await self._windows.get_window_stats(_AMinute(most), kind, team.name)
         return max(1.0, stats.reset_time - time.time())
+
+
+class Metrics:
+    """The gateway's own counters, and what the client knows of its nodes."""
+
+    def __init__(self, client: InferenceClient) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "npu_gateway_requests",
+            "Requests by dialect, team and status",
+            ("dialect", "team", "status"),
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "npu_gateway_tokens", "Tokens that replies say they used", ("team", "kind"), registry=self.registry
+        )
+        self.answers = Counter(
+            "npu_gateway_answers", "Answers by who gave them: node or cloud", ("source",), registry=self.registry
+        )
+        self.attempts = Counter("npu_gateway_attempts", "Tries on nodes and the cloud", registry=self.registry)
+        self.store_failures = Counter(
+            "npu_gateway_store_failures", "Times that the store of limits and spend caps failed", registry=self.registry
+        )
+        self.refused_keys = Counter("npu_gateway_refused_keys", "Requests without a valid key", registry=self.registry)
+        self.registered = Gauge(
+            "npu_gateway_registered_nodes", "Nodes that announced themselves lately", registry=self.registry
+        )
+        self.spend_ratio = Gauge(
+            "npu_gateway_spend_ratio",
+            "Share of a team's spend cap that this month's cloud calls used or reserved",
+            ("team",),
+            registry=self.registry,
+        )
+        self.in_flight = Gauge("npu_gateway_in_flight", "Requests under way", registry=self.registry)
+        self.registry.register(_Nodes(client))
+
+
+class _Nodes(Collector):
+    def __init__(self, client: InferenceClient) -> None:
+        self._client = client
+
+    def collect(self) -> Iterable[Metric]:
+        """Read when the metrics are asked for."""
+        nodes = GaugeMetricFamily("npu_gateway_node_usable", "Whether requests go to a node", labels=("node",))
+        models = GaugeMetricFamily("npu_gateway_model_nodes", "Usable nodes that serve a model", labels=("model",))
+        count: dict[str, int] = {}
+        for node in self._client.npu.status():
+            nodes.add_metric([node.url], float(node.usable))
+            for model in node.models:
+                count[model.id] = count.get(model.id, 0) + (node.usable and model.state in {"ready", "unloaded"})
+        for name, found in count.items():
+            models.add_metric([name], found)
+        yield nodes
+        yield models

@@ -16,7 +16,7 @@ from backend_client.cli.dashboard import Fleet, fetch_state, page_headers, read_
 from backend_client.client import InferenceClient
 from backend_client.gateway.forward import TEAM
 from backend_client.gateway.keys import KeyEntry, KeyStore, Team
-from backend_client.gateway.metrics import Metrics
+from backend_client.gateway.limits import Metrics
 
 # Served to everybody: they hold no data.
 OPEN_PATHS = frozenset({"/dashboard", "/play"})

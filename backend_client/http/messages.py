@@ -1,20 +1,24 @@
-"""A request as the backends get it, and what the head of its reply says. No I/O."""
+"""A request as the backends get it, its forms, what the head of its reply says, and a node's report. No I/O."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from email.message import Message
+from email.parser import HeaderParser
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
-from backend_client.errors import BadReply, InvalidArgument
-from backend_client.http.health import ModelKind
+from backend_client.errors import BadReply, InvalidArgument, PayloadTooLarge, RequestRejected
 from backend_client.lifetime import Deadline
 from backend_client.options import LONGEST_S
 from backend_client.results import CallOptions, Priority
@@ -139,9 +143,11 @@ class Request:
 
     A whole reply must be there by the `deadline`, and a streamed answer must have begun. `ends`: when a streamed answer
     must have ended; without it, it may go on as long as parts come. `space` is what its vectors must be in, where that
-    is known. `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are
-    those that tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it
-    when no node can take it now. `spend_limit`: a cap on what it may cost in the cloud, beside the client's own.
+    is known. Backends may fill in `model` and `space`.
+
+    `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that
+    tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it when no node
+    can take it now. `spend_limit`: a cap on what it may cost in the cloud, beside the client's own.
     """
 
     path: str
@@ -223,3 +229,201 @@ def check_counts(fields: Mapping[str, Any]) -> None:
         if value is not None and (type(value) is not int or value < 1):
             given = value if type(value) is int and value > -(10**15) else type(value).__name__
             raise InvalidArgument(f"{name} must be a whole number of at least 1, not {given}", param=name)
+
+
+MOST_BYTES = 512 * 1024 * 1024
+"""A longer form is not sent: it is held in memory for the next attempt."""
+_MOST_PARTS = 64
+
+
+def encode_form(fields: Mapping[str, Any], name: str, content: bytes) -> tuple[bytes, str]:
+    """A multipart form with the fields (a list: once for each value) and a file; its bytes and its content type."""
+    boundary = secrets.token_hex(16)
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n{value}\r\n'.encode()
+        for field, values in fields.items()
+        for value in (values if isinstance(values, list) else [values])
+    ]
+    plain = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
+    head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{plain}"\r\n'
+    head += "Content-Type: application/octet-stream\r\n\r\n"
+    body = b"".join([*parts, head.encode(), content, f"\r\n--{boundary}--\r\n".encode()])
+    return body, f"multipart/form-data; boundary={boundary}"
+
+
+def read_form(body: bytes, content_type: str) -> tuple[dict[str, list[str]], tuple[str, bytes]]:
+    """The fields of a form, each with its values, and the name and bytes of its `file`.
+
+    Raises RequestRejected if it is not such a form, PayloadTooLarge for one of more than `MOST_BYTES`.
+    """
+    if len(body) > MOST_BYTES:
+        raise PayloadTooLarge(f"the form has {len(body)} bytes and may have {MOST_BYTES}", status=413)
+    head = Message()
+    head["Content-Type"] = content_type
+    boundary = head.get_boundary()
+    if head.get_content_type() != "multipart/form-data" or not boundary:
+        raise _refused("the body is not multipart/form-data with a boundary")
+    before, *parts = (b"\r\n" + body).split(f"\r\n--{boundary}".encode(errors="replace"), _MOST_PARTS)
+    if before or not parts or not parts[-1].startswith(b"--"):
+        raise _refused(f"the body is not a complete form of less than {_MOST_PARTS} parts")
+    fields: dict[str, list[str]] = {}
+    file: tuple[str, bytes] | None = None
+    for part in parts[:-1]:
+        headers, blank, content = part.partition(b"\r\n\r\n")
+        found = HeaderParser().parsestr(headers.strip().decode(errors="replace"))
+        name = found.get_param("name", header="Content-Disposition")
+        if not blank or not isinstance(name, str):
+            raise _refused("a part of the form has no name")
+        if name == "file" and file is None:
+            file = found.get_filename() or "audio", content
+            continue
+        try:
+            fields.setdefault(name, []).append(content.decode())
+        except UnicodeDecodeError:
+            raise _refused("a field of the form is not UTF-8, or there are two files") from None
+    if file is None:
+        raise _refused("the form has no file", "file")
+    return fields, file
+
+
+def _refused(why: str, param: str | None = None) -> RequestRejected:
+    return RequestRejected(why, status=400, code="invalid_request", param=param)
+
+
+_IMAGE_PARTS = ("image_url", "input_image", "image")
+
+
+def writing_kind(body: Mapping[str, Any]) -> ModelKind:
+    """The kind of model for a request that asks for text, in any dialect: "vision" where it has an image."""
+    if body.get("images"):
+        return "vision"
+    for items in (body.get("messages"), body.get("input")):
+        for item in _list(items):
+            if not isinstance(item, Mapping):
+                continue
+            parts = _list(item.get("content"))
+            if item.get("images") or any(
+                isinstance(part, Mapping) and part.get("type") in _IMAGE_PARTS for part in parts
+            ):
+                return "vision"
+    return "generation"
+
+
+def _list(value: object) -> list[Any] | tuple[Any, ...]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+ModelKind = Literal["embedding", "generation", "vision", "rerank", "transcription"]
+# What errors, tables and logs show of a node: one line, which no terminal takes for a command.
+Text = Annotated[str, StringConstraints(max_length=512, pattern="^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$")]
+# Both write text, and take chats and prompts; those for vision take images as well.
+_WRITERS = frozenset({"generation", "vision"})
+# What a gateway says that it is, as its `server`.
+GATEWAY = "npu-gateway"
+SERVING = frozenset({"ready", "degraded"})
+# A request to such a model has it loaded, and waits for that.
+UNLOADED = "unloaded"
+# It is being loaded: for the first time, on demand, or by an engine that is restarted.
+LOADING = "loading"
+
+
+class _Part(BaseModel):
+    # A newer node may say more, and that must not make it unusable.
+    model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
+
+
+class DeviceReport(_Part):
+    name: Text
+    available: bool = False
+    emulated: bool = False
+    full_name: Text | None = None
+    driver: Text | None = None
+
+
+class Certification(_Part):
+    """What the node's passports say of a model on a device, and why.
+
+    It is certified, limited, failed, expired or not certified; None: the node is of a version that says nothing of it.
+    """
+
+    device: Text
+    emulated: bool = False
+    certified: Text | None = None
+    certified_reason: Text | None = None
+
+
+class ModelReport(_Part):
+    """One model. `queue_depth` and `in_flight` count requests of all clients. Older nodes do not tell the aliases.
+
+    `ready_in_s`: it is loading, and likely to serve in this many seconds. `kind` is "" for a model that failed before
+    it was known. `engines` are the devices that it is placed on, `excluded` those that it may not run on.
+    """
+
+    id: Text
+    kind: Text
+    aliases: tuple[Text, ...] = ()
+    state: Text
+    device: Text | None = None
+    placements: tuple[Text, ...] = ()
+    context_limit: int | None = None
+    dimensions: int | None = None
+    space: Text | None = None
+    queue_depth: int = Field(default=0, ge=0)
+    in_flight: int = Field(default=0, ge=0)
+    ready_in_s: float | None = Field(default=None, ge=0)
+    engines: tuple[Certification, ...] = ()
+    excluded: tuple[Certification, ...] = ()
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _unknown(cls, value: object) -> object:
+        return "" if value is None else value
+
+    def serves(self, kind: ModelKind) -> bool:
+        """Whether requests of that kind are for such a model: images that a model cannot read are for it to refuse."""
+        return self.kind in {kind, ""} or (self.kind in _WRITERS and kind in _WRITERS)
+
+    @cached_property
+    def serving(self) -> bool:
+        """Whether it takes requests."""
+        return self.state in SERVING or self.state == UNLOADED
+
+    @cached_property
+    def loading(self) -> bool:
+        """Whether requests to it wait until it is loaded."""
+        return self.state == LOADING
+
+    @cached_property
+    def loaded(self) -> bool:
+        """Whether it can begin with a request at once."""
+        return self.state in SERVING
+
+
+class HealthReport(_Part):
+    """The body of /health. Raises pydantic.ValidationError for anything else."""
+
+    status: Literal["ready", "degraded", "starting", "draining", "failed"]
+    version: Text | None = None
+    devices: tuple[DeviceReport, ...] = ()
+    models: tuple[ModelReport, ...] = ()
+
+    @cached_property
+    def serving(self) -> bool:
+        """Whether the node takes requests: it is not draining, and some model serves.
+
+        `status` says nothing else about usability: while one model loads, the others serve. A node that hides its
+        models (the API key is wrong) is taken at its word, so that its 401 reaches the caller.
+        """
+        if not self.lists_models:
+            return self.status in SERVING
+        return self.status != "draining" and any(model.serving for model in self.models)
+
+    @cached_property
+    def loading(self) -> bool:
+        """Whether the node serves nothing now, and some model is loading."""
+        return not self.serving and self.status != "draining" and any(model.loading for model in self.models)
+
+    @cached_property
+    def lists_models(self) -> bool:
+        """Whether the report has a list of models; without a valid API key it has none."""
+        return "models" in self.model_fields_set

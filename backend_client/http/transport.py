@@ -15,11 +15,10 @@ from aiohttp.tracing import Trace
 from pydantic import ValidationError
 
 from backend_client.errors import AttemptTimeout, BadReply, ConnectionLost, NodeError, NodeUnreachable
+from backend_client.http.addresses import Identity
 from backend_client.http.answers import read_json
-from backend_client.http.health import GATEWAY, HealthReport
-from backend_client.http.messages import NotAnAnswer, Reply, new_request_id
+from backend_client.http.messages import GATEWAY, HealthReport, NotAnAnswer, Reply, new_request_id
 from backend_client.http.stream_forms import STREAMS
-from backend_client.http.tls import Identity
 from backend_client.options import ClientOptions
 
 if TYPE_CHECKING:
@@ -261,10 +260,10 @@ class HttpTransport:
         raise problem
 
     def _sent(self, node: str, body: bytes | None, headers: dict[str, str]) -> dict[str, Any]:
-        key = self._identity.authorization(node)
+        key = self._identity.node_keys.get(node, self._identity.key)
         return {
             "data": payload(body) if body else None,
-            "headers": {**key, **headers} if key else headers,
+            "headers": {"Authorization": f"Bearer {key}", **headers} if key else headers,
             "allow_redirects": False,
         }
 

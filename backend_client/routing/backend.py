@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,10 +24,9 @@ from backend_client.errors import (
 )
 from backend_client.fleet.node import Lease
 from backend_client.fleet.runtime import Runtime
-from backend_client.http import forms, messages
+from backend_client.http import messages
 from backend_client.http.errors import event_error, status_error
-from backend_client.http.health import ModelReport
-from backend_client.http.messages import Reply, Request, Vectors, costs, plain_name, read_from
+from backend_client.http.messages import ModelReport, NotAnAnswer, Reply, Request, Vectors, costs, plain_name, read_from
 from backend_client.http.replies import (
     Forwarded,
     ReplyReader,
@@ -41,6 +41,7 @@ from backend_client.options import ClientOptions
 from backend_client.results import EmbedBatch, Origin, RawReply, Usage
 from backend_client.routing.call import Call, Dispatcher
 
+_EVENTS = "text/event-stream"
 _LARGE_FILE = 1024 * 1024
 Parts = AsyncGenerator[Reply | bytes, None]
 
@@ -66,7 +67,7 @@ class FleetBackend:
 
     async def models(self) -> list[ModelReport]:
         """The models of all nodes that can be reached."""
-        await self.runtime.known()
+        await self.runtime.wait_probed()
         return [model for node in self.runtime.pool.nodes.values() for model in node.models.values()]
 
     async def embed(self, request: Request) -> EmbedBatch:
@@ -92,21 +93,21 @@ class FleetBackend:
 
     async def _serve(self, request: Request) -> tuple[Call, Lease, tuple[Reply, Any, Any]]:
         """The head of a whole reply, its body, and what the route's check reads in it."""
-        transport = self.runtime.start()
-        form = ROUTES[request.path].form_of(request)
+        transport = self.runtime.transport or self.runtime.start()
+        route = ROUTES[request.path]
+        form = route.form_of(request) if route.form else None
         limit = None if form or request.kind == "transcription" else self._options.timeouts.attempt
-        call = self.dispatcher.begin(request, limit)
-        call.accept = "text/event-stream" if form else "*/*"
-        if request.path == "/embeddings":
-            call.accept = "application/octet-stream"
+        accept = _EVENTS if form else "*/*" if request.path != "/embeddings" else "application/octet-stream"
+        call = self._begin(request, limit, accept)
 
-        async def attempt(lease: Lease) -> tuple[Reply, Any, Any]:
+        async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[Reply, Any, Any]:
             content = call.content if call.content is not None else await _encode(call, form)
+            headers["Content-Type"] = call.content_type
             if form is None:
-                reply = await transport.request(lease.node.url, "POST", request.path, content, call.headers())
+                reply = await transport.request(lease.node.url, "POST", request.path, content, headers)
                 return self._read_whole(lease, reply)
             reader = ReplyReader(request, form, partial(_check, lease), as_bytes=False)
-            parts = await self._open(call, lease, reader, content)
+            parts = await self._open(call, lease, reader, headers, content)
             try:
                 if reader.failed is not None:
                     raise reader.failed
@@ -125,7 +126,11 @@ class FleetBackend:
         node, request = lease.node.url, lease.request
         if reply.status != 200:
             raise status_error(node, reply, request.model)
-        body, found = read_from(node, read_whole, request, reply)
+        try:
+            body, found = read_whole(request, reply)
+        except NotAnAnswer as error:
+            # Not as the cause: that would hold the reply.
+            raise BadReply(str(error), node=node) from None
         _check(lease, reply.headers, body)
         if request.kind == "embedding":
             self._check_space(lease, reply, found)
@@ -139,12 +144,13 @@ class FleetBackend:
                 f"{request.path} cannot be streamed", status=400, code="invalid_request", param="stream"
             )
         self.runtime.start()
-        call = self.dispatcher.begin(request, streamed=True)
-        call.accept = "text/event-stream"
+        call = self._begin(request, None, _EVENTS, streamed=True)
 
-        async def attempt(lease: Lease) -> tuple[ReplyReader, Parts]:
+        async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[ReplyReader, Parts]:
             reader = ReplyReader(request, form, partial(_check, lease), as_bytes=False)
-            return reader, await self._open(call, lease, reader, call.content or await _encode(call, form))
+            content = call.content or await _encode(call, form)
+            headers["Content-Type"] = call.content_type
+            return reader, await self._open(call, lease, reader, headers, content)
 
         (reader, parts), lease = await self.dispatcher.run(call, attempt, settle=False)
         return self._follow(call, lease, reader, parts, reader.take_events)
@@ -156,11 +162,13 @@ class FleetBackend:
         """
         self.runtime.start()
         limit = self._options.timeouts.attempt if request.kind in {"embedding", "rerank"} else None
-        call = self.dispatcher.begin(request, limit, streamed=asks_for_stream(request))
+        call = self._begin(request, limit, "*/*", streamed=asks_for_stream(request))
 
-        async def attempt(lease: Lease) -> tuple[ReplyReader, Parts]:
+        async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[ReplyReader, Parts]:
             reader = ReplyReader(request, ROUTES[request.path].form, partial(_check, lease), as_bytes=True)
-            return reader, await self._open(call, lease, reader, call.content or await _encode(call, None))
+            content = call.content or await _encode(call, None)
+            headers["Content-Type"] = call.content_type
+            return reader, await self._open(call, lease, reader, headers, content)
 
         (reader, parts), lease = await self.dispatcher.run(call, attempt, settle=False)
         content: bytes | AsyncGenerator[bytes, None]
@@ -174,12 +182,20 @@ class FleetBackend:
         origin = Origin(**_origin(call, lease, head, costs(head)[1], {}))
         return Forwarded(passed_on(head), origin, call.attempts, reader.count, content)
 
-    async def _open(self, call: Call, lease: Lease, reader: ReplyReader, content: bytes) -> Parts:
+    def _begin(self, request: Request, limit: float | None, accept: str, *, streamed: bool = False) -> Call:
+        """The call of a request, of which `limit` bounds each attempt."""
+        if request.require_device is not None and not runs_on_device(request):
+            request = replace(request, require_device=None)
+        return Call(request, limit, self.runtime.pool.clock(), accept, streamed)
+
+    async def _open(
+        self, call: Call, lease: Lease, reader: ReplyReader, headers: dict[str, str], content: bytes
+    ) -> Parts:
         """Send the request; returns the rest of the reply once the answer has begun. Raises what the reply means."""
         node, request = lease.node.url, lease.request
         # A model may load in silence for as long as it takes.
         lively = (call.streamed or not reader.as_bytes) and runs_on_device(request)
-        parts = self.runtime.start().parts(node, request.path, content, call.headers(), lively=lively)
+        parts = self.runtime.start().parts(node, request.path, content, headers, lively=lively)
         try:
             while not reader.begun:
                 part = await anext(parts, None)
@@ -281,7 +297,7 @@ class FleetBackend:
 
     async def ask_all(self, method: str, path: str, content: bytes, deadline: Deadline) -> list[tuple[str, Reply]]:
         """What each node that can be reached replies with 200 to a request that costs it little."""
-        await self.runtime.known()
+        await self.runtime.wait_probed()
         transport = self.runtime.start()
 
         async def ask(node: str) -> tuple[str, Reply] | None:
@@ -318,7 +334,7 @@ class FleetBackend:
             raise BadReply("the reply lacks X-Space: these are not a node's vectors", node=lease.node.url)
         # A request without texts gets no vectors.
         if len(vectors):
-            asked = dimensions_asked(lease.request)
+            asked = dimensions_asked(lease.request) if lease.request.body.get("dimensions") else None
             self.runtime.bindings.check(lease, model=model, space=space, dimensions=vectors.shape[1], asked=asked)
 
 
@@ -414,7 +430,9 @@ def _encoded(request: Request, form: WholeForm | None) -> tuple[bytes, str]:
     if request.model:
         body["model"] = request.model
     if request.file is not None:
-        return forms.encode_form(body, *request.file)
+        return messages.encode_form(body, *request.file)
     content = messages.encode(body)
-    # Forwarded without the bytes of its caller; with a form it was asked for already.
-    return content if form else asking_for_usage(request.path, request.body, content), request.content_type
+    if form is None and body.get("stream"):
+        # Forwarded without the bytes of its caller; a form asks for it itself.
+        content = asking_for_usage(request.path, request.body, content)
+    return content, request.content_type

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
@@ -30,16 +30,17 @@ from backend_client.errors import (
     SpaceChanged,
     VectorSpaceMismatch,
 )
-from backend_client.fleet.choose import refusal
 from backend_client.fleet.node import Lease
+from backend_client.fleet.pool import refusal
 from backend_client.fleet.runtime import Runtime
 from backend_client.http.messages import Request
-from backend_client.http.routes import runs_on_device
 from backend_client.lifetime import Clock, Deadline, end_now, renew
 from backend_client.options import ClientOptions, RetryOptions
 from backend_client.results import Attempt
 
 R = TypeVar("R")
+Send: TypeAlias = Callable[[Lease, dict[str, str]], Awaitable[R]]
+"""Sends a request to the node of a lease, with these headers."""
 
 # Timers are not exact: less than this before the deadline is the deadline.
 _MOMENT_S = 0.001
@@ -71,8 +72,8 @@ class Call:
     request: Request
     attempt_timeout: float | None
     began: float
+    accept: str
     streamed: bool = False
-    accept: str = "*/*"
     content: bytes | None = None
     content_type: str = "application/json"
     may_wait: bool = True
@@ -83,9 +84,9 @@ class Call:
     retry: Retry | None = None
 
     def headers(self) -> dict[str, str]:
-        """The headers of an attempt; the remaining time is that of this moment."""
+        """The headers of an attempt, but for the type of its content; the remaining time is that of this moment."""
         request = self.request
-        headers = {"Content-Type": self.content_type, "Accept": self.accept, "X-Request-ID": request.request_id}
+        headers = {"Accept": self.accept, "X-Request-ID": request.request_id}
         if self.streamed:
             headers["X-NPU-Start-Timeout-Ms"] = str(request.deadline.remaining_ms())
         if whole := request.ends if self.streamed else request.deadline:
@@ -111,12 +112,7 @@ class Dispatcher:
         self._share = options.timeouts.share
         self.budget = RetryBudget(options.retry, runtime.pool.clock)
 
-    def begin(self, request: Request, attempt_timeout: float | None = None, *, streamed: bool = False) -> Call:
-        """A call with a request of its own."""
-        device = request.require_device if runs_on_device(request) else None
-        return Call(replace(request, require_device=device), attempt_timeout, self._pool.clock(), streamed)
-
-    async def run(self, call: Call, send: Callable[[Lease], Awaitable[R]], *, settle: bool = True) -> tuple[R, Lease]:
+    async def run(self, call: Call, send: Send[R], *, settle: bool = True) -> tuple[R, Lease]:
         """Return the first success of `send`, tried on one node after another as `decide` says, and its lease.
 
         Without `settle` its node is still lent: the caller settles the lease. Raises NPUUnavailableError or one of its
@@ -280,14 +276,16 @@ class Dispatcher:
         share = call.request.deadline.remaining() * self._share
         return share if call.may_wait or longest is None else min(share, longest)
 
-    async def _attempt(self, call: Call, send: Callable[[Lease], Awaitable[R]]) -> tuple[R, Lease]:
+    async def _attempt(self, call: Call, send: Send[R]) -> tuple[R, Lease]:
         lease = await self._lend(call)
         call.tried.add(lease.node.url)
         call.sent += 1
         may_retry = call.sent < self._options.attempts and self.budget.affords_one
         call.may_wait = not (may_retry and self.elsewhere(call))
         try:
-            value = await self.guard(lease, partial(send, lease), call.request.deadline, self.limit(call, lease))
+            value = await self.guard(
+                lease, partial(send, lease, call.headers()), call.request.deadline, self.limit(call, lease)
+            )
         except BaseException as error:
             if isinstance(error, NodeError) and not error.sent:
                 call.sent -= 1
@@ -367,7 +365,8 @@ class RetryBudget:
     @property
     def balance(self) -> float:
         """Retries that could be made now. Changes nothing, so that any thread may ask."""
-        return self._balance_at(self._clock())
+        earned = (self._clock() - self._filled_at) * self._options.per_second
+        return min(self._options.saved, self._balance + earned)
 
     @property
     def affords_one(self) -> bool:
@@ -379,18 +378,9 @@ class RetryBudget:
 
     def withdraw(self) -> bool:
         """Take one retry. Return False if none is left; the call then fails with its last error."""
-        self._fill()
+        self._balance, self._filled_at = self.balance, self._clock()
         if not self.affords_one:
             self.refused += 1
             return False
         self._balance = max(0.0, self._balance - 1.0)
         return True
-
-    def _fill(self) -> None:
-        now = self._clock()
-        self._balance = self._balance_at(now)
-        self._filled_at = now
-
-    def _balance_at(self, now: float) -> float:
-        earned = (now - self._filled_at) * self._options.per_second
-        return min(self._options.saved, self._balance + earned)

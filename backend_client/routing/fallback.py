@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from backend_client.cloud.ledger import Ledger
+from backend_client.cloud import Ledger
 from backend_client.errors import CloudError, CloudRejected, NPUUnavailableError
 from backend_client.http.messages import Request
 from backend_client.http.replies import Forwarded
@@ -148,7 +148,7 @@ class FallbackBackend:
     def _for_cloud(self, request: Request, cloud: CloudBackend) -> Request | str:
         """The request as the cloud gets it, where the fleet's model names mean nothing; or why it cannot serve it.
 
-        This decides whether the cloud may be asked; the spend cap decides last (`cloud/ledger.py`).
+        This decides whether the cloud may be asked; the spend cap decides last (`cloud.Ledger`).
         """
         if reason := self._must_stay(request):
             return reason

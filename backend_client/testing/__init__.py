@@ -14,8 +14,7 @@ Vectors depend on the text alone, so order and identity can be checked (`fake_ve
 
 # May import the clients and what is below them. Begin reading with `node.FakeNode`, the script; `fleet` serves it.
 
-from backend_client.testing.cloud import FakeCloud
-from backend_client.testing.fleet import FakeFleet
+from backend_client.testing.fleet import FakeCloud, FakeFleet
 from backend_client.testing.node import FakeNode, Sent, Step, cut, drop, fake_vector, hang, status
 
 __all__ = ["FakeCloud", "FakeFleet", "FakeNode", "Sent", "Step", "cut", "drop", "fake_vector", "hang", "status"]

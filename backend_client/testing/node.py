@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backend_client.errors import RequestRejected
-from backend_client.http.forms import read_form
-from backend_client.http.messages import plain_name
+from backend_client.http.messages import plain_name, read_form
 from backend_client.http.routes import ROUTES
 from backend_client.http.stream_forms import INFERENCE, StreamEvent
 

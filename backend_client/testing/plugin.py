@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from backend_client.testing.cloud import FakeCloud
-from backend_client.testing.fleet import FakeFleet
+from backend_client.testing.fleet import FakeCloud, FakeFleet
 
 
 @pytest.fixture

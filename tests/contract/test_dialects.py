@@ -1,4 +1,4 @@
-"""What holds for OpenAI's and Ollama's dialect alike: refusals in their own form, common headers, names, both ports."""
+"""What holds for several dialects alike: refusals in their own form, common headers, names, both ports."""
 
 import asyncio
 import json
@@ -53,7 +53,10 @@ async def test_a_full_node_says_so_as_each_dialect_does(http, narrow_node):
         ollama, told = await post(http, narrow_node.url + CHATS[1], chat())
         assert ollama.status == 503
         assert told == {"error": "server busy, please try again. maximum pending requests exceeded"}
-        for refused in (openai, ollama):
+        body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}
+        anthropic, told = await post(http, narrow_node.url + "/v1/messages?beta=true", body)
+        assert (anthropic.status, told["error"]["type"]) == (429, "rate_limit_error")
+        for refused in (openai, ollama, anthropic):
             assert int(refused.headers["Retry-After"]) >= 1
             assert int(refused.headers["retry-after-ms"]) > 0
         reply.close()

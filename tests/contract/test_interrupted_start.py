@@ -28,7 +28,7 @@ sys.exit(npu_commands.{entry}())
     [
         ("client", "backend_client"),
         ("client", "backend_client.errors"),
-        ("client", "backend_client.cli.health"),
+        ("client", "backend_client.cli.main"),
         ("node", "worker_node"),
         ("node", "worker_node.cli.main"),
         ("node", "worker_node.cli.serve"),

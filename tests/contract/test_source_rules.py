@@ -14,7 +14,7 @@ NODE_FILES = sorted((ROOT / "worker_node").rglob("*.py"))
 # What every request goes through, whatever its task. A task is one package: none of these names one.
 SHARED = {
     *("devices", "engines", "encoders", "manager", "observability", "sandbox", "scheduling", "serving"),
-    *("app", "node", "registry", "reload", "server"),
+    *("app", "node", "registry", "server"),
 }
 
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from backend_client.gateway.keys import KeyStore
-from backend_client.http.forms import encode_form
+from backend_client.http.messages import encode_form
 from tests.ops.test_grafana_dashboards import EACH
 from tests.ops.test_tls_expiry import make_certificate, read_ends
 from tests.support.cross_encoders import write_tiny

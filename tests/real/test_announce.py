@@ -7,8 +7,7 @@ import time
 import pytest
 from openai import OpenAI
 
-from backend_client.gateway.keys import KeyStore
-from backend_client.gateway.registry import Registry
+from backend_client.gateway.keys import KeyStore, Registry
 from tests.support.gateway import start_gateway
 from tests.support.nodes import start_node
 from tests.support.ports import free_port

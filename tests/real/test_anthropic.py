@@ -1,6 +1,5 @@
 """Anthropic's Messages API: its stock Python client against a real node, and what a coding agent sends."""
 
-import asyncio
 import json
 
 import anthropic
@@ -171,23 +170,6 @@ async def test_a_key_may_come_as_x_api_key(http, guarded, headers, status):
         assert reply.status == status
 
 
-async def test_a_full_node_says_rate_limit(http, quick_models):
-    narrow = json.dumps([{"name": "smollm2-135m-instruct", "max_outstanding": 1}])
-    with start_node(NPU_NODE_MODELS=narrow, **quick_models) as node:
-        held = {"model": MODEL, "messages": CAPITAL, "max_tokens": 4000, "ignore_eos": True, "stream": True}
-        async with http.post(node.url + "/v1/chat/completions", json=held) as reply:
-            await reply.content.readline()
-            body = {"model": MODEL, "messages": CAPITAL, "max_tokens": 4}
-            async with http.post(node.url + "/v1/messages?beta=true", json=body) as refused:
-                assert refused.status == 429
-                assert int(refused.headers["Retry-After"]) >= 1
-                assert (await refused.json())["error"]["type"] == "rate_limit_error"
-            reply.close()
-        # The node's end blocks this loop: a connection that is not closed by then is waited for.
-        while (await (await http.get(node.url + "/health")).json())["models"][0]["in_flight"]:
-            await asyncio.sleep(0.05)
-
-
 def test_models_are_listed_in_anthropics_form(client):
     (listed,) = client.models.list(limit=1000)
     assert client.models.retrieve(listed.id) == listed
@@ -199,8 +181,3 @@ def test_models_are_listed_in_anthropics_form(client):
         with pytest.raises(anthropic.BadRequestError) as refused:
             client.models.list(**wrong)
         assert refused.value.body["error"]["type"] == "invalid_request_error"
-
-
-async def test_the_root_answers_a_head_request(http, node):
-    async with http.head(node.url + "/") as reply:
-        assert reply.status == 200

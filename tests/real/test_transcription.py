@@ -10,7 +10,6 @@ import shlex
 import shutil
 import subprocess
 import time
-import wave
 from pathlib import Path
 
 import aiohttp
@@ -19,7 +18,7 @@ import openai
 import pytest
 
 from tests.support.nodes import start_node
-from tests.support.speech import SPEECH, pcm, reference_words, word_errors
+from tests.support.speech import SPEECH, pcm, reference_words, wav, word_errors
 from tests.support.whisper import MODEL, install_whisper
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec
@@ -61,14 +60,6 @@ async def send(node, http):
             return reply.status, reply.headers, body
 
     return post
-
-
-def wav(samples):
-    target = io.BytesIO()
-    with wave.open(target, "wb") as file:
-        file.setparams((1, 2, 16_000, 0, "NONE", ""))
-        file.writeframes(samples.tobytes())
-    return target.getvalue()
 
 
 @pytest.mark.parametrize("device", ["NPU", "CPU"])

@@ -229,7 +229,9 @@ def test_a_cancelled_answer_stops_the_pipeline_at_its_next_token(models):
     runner.load()
     seen = ImagePrompt(f"<ov_genai_image_0>{PROMPT}", [RawImage(64, 64, bytes([255, 0, 0]) * 64 * 64)], TOKENS)
     for job in (1, 2):
-        runner.submit(GenerateJob(job, b"", 1000, time.monotonic() + 600, Sampling(ignore_eos=True), seen=seen))
+        runner.submit(
+            GenerateJob(job, b"", 1000, time.monotonic() + 600, Sampling(ignore_eos=True), vision_prompt=seen)
+        )
     events, polls = [], []
 
     def poll():
@@ -243,7 +245,7 @@ def test_a_cancelled_answer_stops_the_pipeline_at_its_next_token(models):
     assert [delta.finish for event in events if isinstance(event, Step) for delta in event.deltas] == [None] * 3
     assert not runner.has_work, "what waited behind it is gone, too"
     # The pipeline is usable, and takes up nothing of what was cancelled.
-    runner.submit(GenerateJob(3, b"", 8, time.monotonic() + 600, seen=seen))
+    runner.submit(GenerateJob(3, b"", 8, time.monotonic() + 600, vision_prompt=seen))
     runner.step(events.append, lambda: None)
     assert events[-1].deltas[0].finish in {"stop", "length"}
     runner.close()

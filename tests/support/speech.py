@@ -1,8 +1,10 @@
 """Human speech with its text (tests/data/speech), and how far a transcript is from it."""
 
 import functools
+import io
 import re
 import tempfile
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,15 @@ def pcm(file):
         target = Path(scratch) / "pcm"
         decode_audio(str(file), str(target), 60.0)
         return np.fromfile(target, dtype="<i2")
+
+
+def wav(samples, *, channels=1, rate=16_000):
+    """A WAV file of 16-bit samples."""
+    target = io.BytesIO()
+    with wave.open(target, "wb") as file:
+        file.setparams((channels, 2, rate, 0, "NONE", ""))
+        file.writeframes(np.asarray(samples).astype("<i2").tobytes())
+    return target.getvalue()
 
 
 def reference_words(text):

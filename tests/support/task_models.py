@@ -3,13 +3,13 @@ wire formats are real, nothing is computed. They need no files but those of the 
 
 import base64
 import io
-import wave
 from dataclasses import replace
 
 import aiohttp
 import numpy as np
 from PIL import Image
 
+from tests.support.speech import wav
 from worker_node.core.types import Device
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
@@ -51,22 +51,14 @@ def placement(name, engine, suspects=None, **more):
     return Placement(Device.CPU, engine, Admission(name, AdmissionLimits(64, 8)), 8192, 8192, eager=True, **more)
 
 
-def _speech():
-    """Half a second of noise, as a WAV file."""
-    target = io.BytesIO()
-    with wave.open(target, "wb") as file:
-        file.setparams((1, 2, 16_000, 0, "NONE", ""))
-        file.writeframes(np.random.default_rng(1).integers(-9000, 9000, 8000, np.int16).tobytes())
-    return target.getvalue()
-
-
 def _image():
     target = io.BytesIO()
     Image.new("RGB", (8, 8), "red").save(target, "PNG")
     return "data:image/png;base64," + base64.b64encode(target.getvalue()).decode()
 
 
-SPEECH, IMAGE = _speech(), _image()
+# Half a second of noise.
+SPEECH, IMAGE = wav(np.random.default_rng(1).integers(-9000, 9000, 8000)), _image()
 
 
 def request(name, text="dark", *, stream=False):

@@ -10,7 +10,7 @@ import re
 import string
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -293,11 +293,8 @@ class JobRequest:
     """A job on a text, within its bounds; `repr` does not show the text."""
 
     job: BoundedJob
-    text: str
+    text: str = field(repr=False)
     max_new_tokens: int
-
-    def __repr__(self) -> str:
-        return f"JobRequest({self.job.name}, {len(self.text)} characters, {self.max_new_tokens} tokens)"
 
 
 def parse_request(data: bytes, implied: str | None = None) -> JobRequest:

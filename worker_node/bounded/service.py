@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,8 @@ SMALL_MODEL = "smollm2-135m-instruct"
 class BoundedResult:
     """`payload` is the object that HTTP and the command line answer with; `error` says why it does not count."""
 
-    payload: dict[str, Any]
+    payload: dict[str, Any] = field(repr=False)
     error: str | None
-
-    def __repr__(self) -> str:
-        return f"BoundedResult(error={self.error!r})"
 
 
 class JobService:
@@ -241,7 +238,6 @@ class JobService:
         return count
 
     def busy_time(self) -> Reading:
-        """The NPU's busy counter now."""
         return self.npu.busy_time()
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -111,23 +110,15 @@ class DeviceLock:
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
         """Hold the lock while the block runs. Raises EngineUnavailable when it is not free within `wait_s`."""
-        until = time.monotonic() + self.wait_s
-        try:
-            async with asyncio.timeout(self.wait_s):
-                await self._turn.acquire()
-        except TimeoutError:
-            raise self._busy() from None
-        try:
-            with self._opened() as file:
-                while not try_lock(file):
-                    if time.monotonic() >= until:
-                        raise self._busy()
-                    await asyncio.sleep(_POLL_S)
-                yield
-        finally:
-            self._turn.release()
-
-    def _busy(self) -> EngineUnavailable:
-        return EngineUnavailable(
-            f"the NPU was busy with other jobs for {self.wait_s:g} s; try again later", retry_after=self.wait_s
-        )
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self.wait_s):
+                    await stack.enter_async_context(self._turn)
+                    file = stack.enter_context(self._opened())
+                    while not try_lock(file):  # noqa: ASYNC110  (no event tells when another process unlocks it)
+                        await asyncio.sleep(_POLL_S)
+            except TimeoutError:
+                raise EngineUnavailable(
+                    f"the NPU was busy with other jobs for {self.wait_s:g} s; try again later", retry_after=self.wait_s
+                ) from None
+            yield

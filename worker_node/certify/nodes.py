@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -91,15 +91,14 @@ class RunningNode:
                 raise CallFailed("the node did not start; its log above says why")
             self.await_ready()
         except BaseException:
-            self.stop()
+            self.close()
             raise
 
     def restart(self) -> None:
-        """End the process, and start it again."""
-        self.stop()
+        self.close()
         self._start()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the process and its engines."""
         self.http.close()
         if self.process.poll() is None:
@@ -111,12 +110,6 @@ class RunningNode:
                 self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def await_ready(self, limit_s: float = math.inf) -> None:
         """Wait until the model serves. Raises CallFailed when it does not become ready, or not within the limit."""
@@ -134,7 +127,6 @@ class RunningNode:
         raise CallFailed(f"the model did not serve within {limit_s:.0f} s")
 
     def health(self) -> Json:
-        """/health, whatever its status."""
         try:
             found: Json = self.http.get("/health").json()
         except (httpx2.HTTPError, ValueError) as error:
@@ -198,7 +190,6 @@ class RunningNode:
         return np.frombuffer(base64.b64decode(self.post("/v1/embeddings", body)["data"][0]["embedding"]), "<f4")
 
     def scores(self, query: str, documents: Sequence[str]) -> list[float]:
-        """How well each document answers the query."""
         rows = self.post("/v1/rerank", {"query": query, "documents": list(documents)})["results"]
         return [row["relevance_score"] for row in sorted(rows, key=lambda row: row["index"])]
 

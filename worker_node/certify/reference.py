@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -64,12 +64,10 @@ class Reference:
         self._node: RunningNode | None = None
         self._process: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the processes that were started here."""
         if self._node is not None:
-            self._node.stop()
+            self._node.close()
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -89,22 +87,18 @@ class Reference:
         return self._answer(["continuation", prompt], lambda: self._continue(prompt), Continuation)
 
     def vector(self, text: str) -> npt.NDArray[np.float32]:
-        """The text's vector, shape (d,)."""
         encoded = self._answer(["vector", text], lambda: self._on_cpu().vector(text).astype("<f2").tobytes(), bytes)
         return np.frombuffer(encoded, "<f2").astype(np.float32)
 
     def scores(self, query: str, documents: Sequence[str]) -> list[float]:
-        """How well each document answers the query."""
         question = ["scores", query, list(documents)]
         return self._answer(question, lambda: self._on_cpu().scores(query, documents), list[float])
 
     def transcript(self, recording: bytes) -> str:
-        """What is said in the recording."""
         digest = hashlib.sha256(recording).hexdigest()
         return self._answer(["transcript", digest], lambda: self._on_cpu().transcript(recording), str)
 
     def description(self, image: str) -> str:
-        """What the model says of an image, given as a data URL."""
         return self._answer(["description", image], lambda: self._on_cpu().description(image), str)
 
     def make(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -61,9 +62,9 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
     stored = shipped_reference(identity.model, key) if run.reference is None else read_reference(run.reference, key)
     checks = [_doctor(run)] if device is Device.NPU and not emulated else []
     limit, rates = None, Rates()
-    with Reference(key, lambda: _start_cpu(run, say), installed.path / MODEL_FILE, stored) as reference:
+    with closing(Reference(key, lambda: _start_cpu(run, say), installed.path / MODEL_FILE, stored)) as reference:
         try:
-            with RunningNode(wanted, place, run.settings, say) as node:
+            with closing(RunningNode(wanted, place, run.settings, say)) as node:
                 seconds = node.model()["compile"]["seconds"]
                 detail = f"loaded and compiled in {seconds} s"
                 checks.append(_loaded("passed", detail, {"seconds": seconds}))
@@ -108,7 +109,8 @@ def left_out(run: Run) -> str | None:
 def make_reference(run: Run, path: Path, say: Callable[[str], None]) -> None:
     """Write this CPU's answers, for `reference` on other machines. Raises ConfigurationError, CallFailed."""
     installed, identity = _identified(run)
-    with Reference(_key(identity), lambda: _start_cpu(run, say), installed.path / MODEL_FILE, {}) as reference:
+    graph = installed.path / MODEL_FILE
+    with closing(Reference(_key(identity), lambda: _start_cpu(run, say), graph, {})) as reference:
         reference.make()
         reference.save(path)
 
@@ -146,7 +148,8 @@ def _doctor(run: Run) -> CheckResult:
 def report(passport: Passport) -> str:
     """What a person or an issue can take of a passport, in Markdown."""
     limit = passport.limits.max_prompt_tokens
-    lines = [f"### {passport.model} on {passport.device}: {passport.headline}", ""]
+    emulated = " (emulated)" if passport.emulated else ""
+    lines = [f"### {passport.model} on {passport.device}: {passport.verdict}{emulated}", ""]
     if passport.emulated:
         lines += ["Emulated on a CPU: this says nothing about real hardware.", ""]
     if limit:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from worker_node.cli.output import say
 from worker_node.core.errors import BadRequest, InternalError, NodeError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ _Commands = argparse._SubParsersAction  # noqa: SLF001
 
 
 def add_job(commands: _Commands[argparse.ArgumentParser]) -> None:
-    """`npu-node job`."""
     parser = commands.add_parser(
         "job", help="run one bounded job", description="Run one bounded job, with the proof that the NPU ran it."
     )
@@ -32,7 +32,6 @@ def add_job(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 
 def add_smoke(commands: _Commands[argparse.ArgumentParser]) -> None:
-    """`npu-node smoke`."""
     parser = commands.add_parser(
         "smoke", help="prove that the NPU generates", description="Prove on this machine that the NPU generates."
     )
@@ -43,7 +42,6 @@ def add_smoke(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 
 def add_bench(commands: _Commands[argparse.ArgumentParser]) -> None:
-    """`npu-node bench --jobs`."""
     parser = commands.add_parser(
         "bench", help="measure the bounded jobs", description="Measure the bounded jobs against their limits."
     )
@@ -70,7 +68,7 @@ def _run_job(args: argparse.Namespace) -> int:
     shown = result.payload if result.error is None else result.payload | {"error": result.error}
     print(orjson.dumps(shown, option=0 if args.json else orjson.OPT_INDENT_2).decode())
     if result.error is not None:
-        print(f"npu-node: {result.error}", file=sys.stderr)
+        say(result.error)
     return 0 if result.error is None else 1
 
 
@@ -89,7 +87,7 @@ def _smoke(args: argparse.Namespace) -> int:
             if name != "warnings":
                 print(f"{name:<20}{'unknown' if value is None else value}")
     for warning in facts["warnings"]:
-        print(f"npu-node: warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}")
     return 0 if facts["verdict"] == "pass" else 1
 
 
@@ -113,7 +111,7 @@ def _bench(args: argparse.Namespace) -> int:
         spite = (
             "; what is above is no failure (exit status 0)" if figures["problems"] and not figures["failures"] else ""
         )
-        print(f"npu-node: no evidence: the limits are for {PUBLISHED_NAME} on a real NPU{spite}", file=sys.stderr)
+        say(f"no evidence: the limits are for {PUBLISHED_NAME} on a real NPU{spite}")
     return 1 if figures["accepted"] is False or figures["failures"] else 0
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worker_node.cli.output import say
 from worker_node.cli.serve import add_config, settings_source
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 
@@ -24,7 +25,6 @@ _MOST_MINUTES = 1440
 
 
 def add_certify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command and its flags."""
     parser = commands.add_parser(
         "certify",
         help="prove models on the hardware at hand, and write their passports",
@@ -69,7 +69,6 @@ def _minutes(text: str) -> float:
 
 
 def add_passports(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the commands on passports."""
     parser = commands.add_parser("passports", help="list, show and import passports")
     add_config(parser)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
@@ -112,6 +111,7 @@ def _certify(args: argparse.Namespace) -> int:
             f"the NPU is used by process {', '.join(map(str, users))}: stop it first (systemctl stop npu-node); a "
             "certification takes the device alone"
         )
+
     plan = replace(QUICK if args.quick else Plan(), suspend=args.suspend, only=frozenset(args.check))
     if args.endurance is not None:
         plan = replace(plan, endurance_s=60 * args.endurance)
@@ -122,11 +122,13 @@ def _certify(args: argparse.Namespace) -> int:
         _check_writable(args.make_reference.parent)
         make_reference(Run(settings, wanted, Device.CPU, found, plan), args.make_reference, _say)
         return 0
+
     store, failed = passport_store(settings), False
     if not plan.only:
         store.private_key()
         _check_writable(store.directory)
     _check_writable(args.out)
+
     for wanted in _models(args.models, settings):
         run = Run(settings, wanted, Device(device), found, plan, args.reference)
         if (problem := left_out(run)) is not None and not args.models:
@@ -279,7 +281,7 @@ def _show(args: argparse.Namespace, store: PassportStore) -> int:
         try:
             passport.check_signature(store.keys())
         except ConfigurationError as error:
-            print(f"npu-node: {args.name} would not count here: {error.message}", file=sys.stderr)
+            say(f"{args.name} would not count here: {error.message}")
     else:
         by_name = {kept.file_name.removesuffix(".json"): kept for kept in store.list()}
         if args.name not in by_name:

@@ -23,7 +23,6 @@ _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
 
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command and its flags."""
     parser = commands.add_parser(
         "doctor", help="say whether this machine can serve, and what its NPU lacks", description=__doc__
     )

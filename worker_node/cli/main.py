@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from worker_node import __version__
+from worker_node.cli.output import say
 from worker_node.core.errors import INSTALL_EXTRA, NodeError
 
 # The commands that call a running node.
@@ -60,16 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         add(subparsers)
     for command in subparsers.choices.values():
         command.set_defaults(parser=command)
-    for name in _CALLING:
-        _add_tls_options(subparsers.choices[name])
     return parser
-
-
-def _add_tls_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a node that serves https")
-    group.add_argument("--ca-file", metavar="FILE", help="the authority of its certificate (NPU_NODE_CA_FILE)")
-    group.add_argument("--client-cert", metavar="FILE", help="the certificate to show it (NPU_NODE_CLIENT_CERT)")
-    group.add_argument("--client-key", metavar="FILE", help="its key; default: in that file (NPU_NODE_CLIENT_KEY)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,17 +78,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Closed by the caller (>&-). The installed commands never get here: `npu_commands` opens it on /dev/null.
             sys.stdout.flush()
     except NodeError as error:
-        _say(error.message)
+        say(error.message)
     except KeyboardInterrupt:
-        _say("interrupted")
+        say("interrupted")
         status = 130
     except BrokenPipeError:
         status = _reader_gone()
     except OSError as error:
-        _say(_output_problem(error) or describe(error))
+        say(_output_problem(error) or describe(error))
         status = 1
     except ModuleNotFoundError as error:
-        _say(_missing(error))
+        say(_missing(error))
     return status
 
 
@@ -121,10 +113,6 @@ def _command_first(argv: Sequence[str]) -> Sequence[str]:
         return ["serve", *argv]
     place = next((place for place, word in enumerate(argv) if word in _CALLING), 0)
     return [argv[place], *argv[:place], *argv[place + 1 :]] if place and argv[0].startswith("-") else argv
-
-
-def _say(message: str) -> None:
-    print(f"npu-node: {message}", file=sys.stderr)
 
 
 def _reader_gone() -> int:

@@ -242,7 +242,7 @@ def _facts(known: Mapping[str, Any]) -> dict[str, Any]:
 def _ps(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import node_or_none, where_no_node_runs
 
-    with node_or_none(args) as node:
+    with node_or_none() as node:
         models = [] if node is None else node.models()
         rows = [
             {
@@ -280,7 +280,7 @@ def _ps(args: argparse.Namespace) -> int:
 def _stop(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import model_path, node_or_none, where_no_node_runs
 
-    with node_or_none(args) as node:
+    with node_or_none() as node:
         if node is None:
             raise ConfigurationError(f"{where_no_node_runs()}, so nothing is loaded")
         for name in args.models:

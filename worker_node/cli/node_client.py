@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Required, TypedDict, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
-import msgspec
 import orjson
 
 from worker_node.cli.output import printable
@@ -36,37 +35,10 @@ _URL = re.compile("https?://[^/:]", re.IGNORECASE)
 # What to do about a certificate, by OpenSSL's code of its problem: another name, another address, expired.
 _ANOTHER_NAME = f"set {URL_VARIABLE} to a name that it has"
 _REMEDIES = {62: _ANOTHER_NAME, 64: _ANOTHER_NAME, 10: "renew it (tls_cert of the node)"}
-_TRUST = f"name the authority that issued it with --ca-file FILE or {CA_VARIABLE}"
+_TRUST = f"name the authority that issued it with {CA_VARIABLE}"
 # A model may have to be loaded before the first byte; the node itself ends what takes too long.
 _TIMEOUT = httpx2.Timeout(10.0, connect=2.0, read=None)
 _READING = httpx2.Timeout(10.0, connect=2.0)
-
-
-class _Model(TypedDict, total=False):
-    """What commands read in a node's description of a model."""
-
-    id: Required[str]
-    state: Required[str]
-    reason: str | None
-    aliases: list[str]
-    loaded: bool
-    source: str
-    size: int | None
-    context: int | None
-    memory: dict[str, int | None]
-    devices: list[dict[str, Any]]
-    expires_in_s: float | None
-    capabilities: list[str]
-    details: _Details | None
-
-
-class _Details(TypedDict, total=False):
-    quantization: str | None
-    family: str | None
-    licence: str | None
-    dimensions: int | None
-    prompts: dict[str, str] | None
-    matryoshka: list[int] | None
 
 
 class NodeCallFailed(NodeError):
@@ -88,7 +60,6 @@ class NodeClient:
         self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT, trust_env=False, verify=verify)
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     def live_status(self) -> int:
@@ -101,7 +72,6 @@ class NodeClient:
             return 0
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The JSON of the answer."""
         timeout = _READING if method == "GET" else _TIMEOUT
         with self._stream(method, path, body, timeout) as response:
             answer = orjson.loads(response.read())
@@ -110,15 +80,16 @@ class NodeClient:
             return answer
 
     def models(self) -> list[dict[str, Any]]:
-        """The models that the node can use, checked."""
-        models: list[dict[str, Any]] = self.call("GET", "/models")["models"]
-        msgspec.convert(models, list[_Model])
-        return models
+        """The models that the node can use, each with its id and its state at least."""
+        return [self._checked(model) for model in self.call("GET", "/models")["models"]]
 
     def model(self, name: str) -> dict[str, Any]:
-        """One model, checked."""
-        model = self.call("GET", model_path(name))
-        msgspec.convert(model, _Model)
+        """One model, as of `models`."""
+        return self._checked(self.call("GET", model_path(name)))
+
+    def _checked(self, model: Any) -> dict[str, Any]:
+        if not isinstance(model, dict) or not {"id", "state"} <= model.keys():
+            raise self.no_node()
         return model
 
     @contextmanager
@@ -128,7 +99,6 @@ class NodeClient:
             yield _lines(response)
 
     def pull(self, name: str, progress: Progress) -> None:
-        """Have the node pull a model, and show how far it is."""
         stage: str | None = None
         with self.lines("/api/pull", {"model": name}) as lines:
             for line in lines:
@@ -174,10 +144,8 @@ class NodeClient:
             remedy = f"set {KEY_VARIABLE} to a key that it takes, or {URL_VARIABLE} to the node itself"
         return NodeCallFailed(f"{self.url} answered {status}, not as a node does: {remedy}", status)
 
-    def no_node(self, problem: msgspec.ValidationError | None = None) -> NodeCallFailed:
-        """The error for an answer that is not a node's."""
-        detail = f" ({problem})" if problem else ""
-        return NodeCallFailed(f"{self.url} answered, but not as a node does{detail}: check {URL_VARIABLE}")
+    def no_node(self) -> NodeCallFailed:
+        return NodeCallFailed(f"{self.url} answered, but not as a node does: check {URL_VARIABLE}")
 
 
 def _lines(response: httpx2.Response) -> Iterator[dict[str, Any]]:
@@ -207,41 +175,44 @@ def _tls_problem(url: str, error: httpx2.HTTPError) -> str | None:
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
     scheme, _, host = url.partition("://")
+
     if isinstance(cause, ssl.SSLCertVerificationError):
         remedy = _REMEDIES.get(cause.verify_code, _TRUST)
         return f"the certificate of {url} is not trusted ({cause.verify_message.rstrip('.')}): {remedy}"
     if isinstance(cause, ssl.SSLError) and cause.reason in {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}:
         return f"{url} answers, but not with https: set {URL_VARIABLE} to http://{host}"
+
     if cause is None and not isinstance(error, httpx2.RemoteProtocolError | httpx2.ReadError):
         return None
     if scheme.lower() == "https":
         # A server that misses or rejects a client's certificate ends the connection, most of them without a word.
         return (
             f"{url} ended the connection after the TLS handshake: if it asks for a client certificate (tls_client_ca), "
-            f"give one that it trusts with --client-cert and --client-key, or {CERT_VARIABLE} and {CLIENT_KEY_VARIABLE}"
+            f"give one that it trusts with {CERT_VARIABLE} and {CLIENT_KEY_VARIABLE}"
         )
     return f"{url} ends the connection unanswered: if it serves https, set {URL_VARIABLE} to https://{host}"
 
 
-def _tls_context(args: argparse.Namespace) -> ssl.SSLContext | None:
-    """The context of the options and the environment; None when none is given. Raises ConfigurationError."""
-    names = {"--ca-file": CA_VARIABLE, "--client-cert": CERT_VARIABLE, "--client-key": CLIENT_KEY_VARIABLE}
-    files = [getattr(args, flag[2:].replace("-", "_")) or os.environ.get(names[flag]) or None for flag in names]
-    if not any(files):
+def _tls_context() -> ssl.SSLContext | None:
+    """The context of the environment; None where it names no file. Raises ConfigurationError."""
+    files = {name: os.environ.get(name) or None for name in (CA_VARIABLE, CERT_VARIABLE, CLIENT_KEY_VARIABLE)}
+    if not any(files.values()):
         return None
-    for name, file in zip(names, files, strict=True):
+
+    for name, file in files.items():
         try:
             Path(file or os.devnull).open("rb").close()
         except OSError as error:
-            raise ConfigurationError(f"{name} {file} ({names[name]}) cannot be read: {error.strerror}") from None
-    ca_file, cert, key = files
+            raise ConfigurationError(f"{name}: {file} cannot be read: {error.strerror}") from None
+
+    ca_file, cert, key = files.values()
     if key and not cert:
-        raise ConfigurationError(f"--client-key is given without --client-cert ({CERT_VARIABLE})")
-    problem = f"--ca-file {ca_file} ({CA_VARIABLE}) must be a PEM file of certificates"
+        raise ConfigurationError(f"{CLIENT_KEY_VARIABLE} is set without {CERT_VARIABLE}: set both")
+    problem = f"{CA_VARIABLE} must be a PEM file of certificates, got {ca_file}"
     try:
         context = ssl.create_default_context(cafile=ca_file)
         if cert:
-            problem = "--client-cert and --client-key must be PEM files, and a pair"
+            problem = f"{CERT_VARIABLE} and {CLIENT_KEY_VARIABLE} must be PEM files, and a pair"
             context.load_cert_chain(cert, key)
     except (OSError, ValueError):
         raise ConfigurationError(problem) from None
@@ -249,7 +220,7 @@ def _tls_context(args: argparse.Namespace) -> ssl.SSLContext | None:
 
 
 @contextmanager
-def node_or_none(args: argparse.Namespace) -> Iterator[NodeClient | None]:
+def node_or_none() -> Iterator[NodeClient | None]:
     """The node of `NPU_NODE_URL`, else the local one if it runs, until the block ends; the key is `NPU_NODE_API_KEY`.
 
     Raises ConfigurationError when the variable names a node that does not answer, or a variable is malformed, and
@@ -259,13 +230,14 @@ def node_or_none(args: argparse.Namespace) -> Iterator[NodeClient | None]:
     if url.lower() == NO_NODE:
         yield None
         return
-    with closing(_client(args, url)) as client:
+    with closing(_client(url)) as client:
         if (status := client.live_status()) == 200:
             try:
                 yield client
-            except (LookupError, TypeError, AttributeError, msgspec.ValidationError) as error:
-                raise client.no_node(error if isinstance(error, msgspec.ValidationError) else None) from error
+            except (LookupError, TypeError, AttributeError) as error:
+                raise client.no_node() from error
             return
+
     if url and status:
         raise client.not_alive(status)
     if url:
@@ -273,24 +245,24 @@ def node_or_none(args: argparse.Namespace) -> Iterator[NodeClient | None]:
     yield None
 
 
-def _client(args: argparse.Namespace, url: str) -> NodeClient:
+def _client(url: str) -> NodeClient:
     if url and not _URL.match(url):
         raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL such as {DEFAULT_URL}")
     if re.match("https?://[^/?#]*@", url, re.IGNORECASE):
         raise ConfigurationError(f"{URL_VARIABLE} must have no user and password: the key is {KEY_VARIABLE}")
+
     key = os.environ.get(KEY_VARIABLE)
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigurationError(
             f"{KEY_VARIABLE} has a line break or another character that cannot be in a header: set it to one key"
         )
     try:
-        return NodeClient(url or DEFAULT_URL, key, _tls_context(args))
+        return NodeClient(url or DEFAULT_URL, key, _tls_context())
     except httpx2.InvalidURL as error:
         raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL ({error})") from error
 
 
 def where_no_node_runs() -> str:
-    """For a message: where no node was found."""
     if os.environ.get(URL_VARIABLE, "").lower() == NO_NODE:
         return f"no node is asked ({URL_VARIABLE} is {NO_NODE})"
     return f"no node runs at {DEFAULT_URL} ({URL_VARIABLE} names another)"
@@ -308,5 +280,5 @@ def on_node(
     store = getattr(args, "model_store", None) or (os.environ.get(STORE_VARIABLE) and not os.environ.get(URL_VARIABLE))
     if changes and store:
         return otherwise()
-    with node_or_none(args) as node:
+    with node_or_none() as node:
         return otherwise() if node is None else work(node)

@@ -34,8 +34,12 @@ def printable(text: str) -> str:
     return "".join(character for character in text if character.isprintable())
 
 
+def say(text: str) -> None:
+    """A line for the user on stderr, apart from what a program reads on stdout."""
+    print(f"npu-node: {text}", file=sys.stderr, flush=True)
+
+
 def print_json(value: Any) -> None:
-    """Plain data and dataclasses, indented."""
     import orjson
 
     print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
@@ -86,8 +90,6 @@ def progress_display(title: str, console: Console | None = None) -> Iterator[Pro
 
 
 class _Lines:
-    """One line a stage."""
-
     def __init__(self, title: str) -> None:
         self._title = title
 

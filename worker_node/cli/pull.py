@@ -59,7 +59,7 @@ def _pull(args: argparse.Namespace) -> int:
     """Pull each model in turn; installed ones are not fetched again."""
     from worker_node.cli.node_client import on_node
 
-    names = [entry.id for entry in Catalog.load().embedded() if args.embedded] + args.names
+    names = [entry.id for entry in Catalog.load().entries if args.embedded and entry.embedded] + args.names
     if not names:
         args.parser.error("name at least one model, or give --embedded")
     if args.name is not None and len(names) > 1:
@@ -127,7 +127,6 @@ def _pull_by_node(args: argparse.Namespace, node: NodeClient, names: list[str]) 
 
 
 def _pull_to_store(args: argparse.Namespace, names: list[str]) -> int:
-
     store = node_store(args)
     if not args.check:
         print(f"pulling into the store {store.root}", file=sys.stderr)
@@ -154,7 +153,6 @@ def _pull_to_store(args: argparse.Namespace, names: list[str]) -> int:
 
 
 def _report_text(found: Report) -> str:
-
     largest = sorted(found.files.items(), key=lambda item: -item[1])
     lines = [
         ("model", found.model_id),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from worker_node.cli.output import TOY_MODEL, TOY_NOTE
+from worker_node.cli.output import TOY_MODEL, TOY_NOTE, say
 from worker_node.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ Ctrl-C    stop the answer"""
 
 
 def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """`npu-node run MODEL ["prompt"]`."""
     parser = commands.add_parser("run", help="chat with a model in the terminal", description=_DESCRIPTION)
     parser.add_argument("model", metavar="MODEL", help="what npu-node pull takes")
     parser.add_argument("prompt", nargs="*", help="one message: answer it and end; standard input is added to it")
@@ -42,7 +41,7 @@ def _run(args: argparse.Namespace) -> int:
     """Chat, or answer one prompt; 0 when the answers came."""
     from worker_node.cli.node_client import model_path, node_or_none, where_no_node_runs
 
-    with node_or_none(args) as node:
+    with node_or_none() as node:
         if node is None:
             raise ConfigurationError(f"{where_no_node_runs()}; start one in another terminal: npu-node serve")
         chat = Chat(node, args.model, system=args.system, verbose=args.verbose)
@@ -104,7 +103,6 @@ class Chat:
         self.is_toy = known.get("id") == TOY_MODEL
 
     def clear(self) -> None:
-        """Forget all messages but the system's."""
         self._messages = list(self._start)
 
     def answer(self, text: str) -> bool:
@@ -152,6 +150,7 @@ def converse(chat: Chat, read: Callable[[str], str] = input) -> int:
 
     with contextlib.suppress(ImportError):  # where Python was built without it
         import readline  # noqa: F401  (gives `input` arrow keys and a history)
+
     if chat.is_toy:
         print(TOY_NOTE, file=sys.stderr)
     print(f"{chat.model}: /? for help, /bye to end", file=sys.stderr)
@@ -171,7 +170,7 @@ def converse(chat: Chat, read: Callable[[str], str] = input) -> int:
                 try:
                     chat.answer(message)
                 except NodeCallFailed as error:
-                    print(f"npu-node: {error.message}", file=sys.stderr)
+                    say(error.message)
     return 0
 
 
@@ -181,6 +180,7 @@ def _next_message(read: Callable[[str], str]) -> str | None:
         line = read(">>> ")
         if not line.startswith(_QUOTES):
             return line
+
         line = line.removeprefix(_QUOTES)
         lines = [] if not line else [line]
         while not (lines and lines[-1].endswith(_QUOTES)):

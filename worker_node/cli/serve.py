@@ -56,7 +56,6 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    """Serve until a signal stops the node."""
     from worker_node.settings.npu_proxy import notices
 
     logging.basicConfig(level=_log_level(args.log_level), format=_LOG_FORMAT, stream=sys.stderr)

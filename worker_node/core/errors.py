@@ -71,8 +71,6 @@ class SourceRejected(BadRequest):
 
 
 class Unauthorized(NodeError):
-    """No API key, or one that is not known."""
-
     status = 401
     code = "invalid_api_key"
     type = "authentication_error"
@@ -99,8 +97,6 @@ class RouteNotFound(NodeError):
 
 
 class MethodNotAllowed(NodeError):
-    """The URL exists, but not with that method."""
-
     status = 405
     code = "method_not_allowed"
     type = "invalid_request_error"
@@ -129,8 +125,6 @@ class PayloadTooLarge(NodeError):
 
 
 class UnsupportedMediaType(NodeError):
-    """The body is in an encoding that the node does not read."""
-
     status = 415
     code = "unsupported_media_type"
     type = "invalid_request_error"

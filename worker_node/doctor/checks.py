@@ -62,6 +62,7 @@ def check_kernel(machine: ExaminedMachine) -> Iterator[Finding]:
         )
         yield error("npu-present", f"no Intel NPU on the PCI bus (8086: {known})", fix)
         return
+
     address, device = npu
     name, generation = _NPUS[device]
     yield ok("npu-present", f"{name} NPU 8086:{device} at {address}")
@@ -122,6 +123,7 @@ def _log(machine: ExaminedMachine) -> Iterator[Finding]:
         yield warning("kernel-log", "the kernel's log cannot be read by this user", fix)
         return
     text = "\n".join(line for line in log.splitlines() if "vpu" in line.lower() or "MAPPED_INFERENCE" in line)
+
     mismatch = re.search(r"MAPPED_INFERENCE_VERSION is NOT compatible", text)
     failed_boot = re.search(r"boot[^\n]*-110\b", text)
     lost = re.search(r"DEVICE_LOST|TDR|[Rr]ecover(ing|y)", text)
@@ -150,6 +152,7 @@ def _node(machine: ExaminedMachine) -> Iterator[Finding]:
             fix = f"start the container with {_GIVE_DEVICE}"
         yield error("device-node", "no /dev/accel/accel*", fix)
         return
+
     ours = find_npu(machine.root / "sys/class/accel").parent.name
     name = ours if ours in nodes else nodes[0]
     yield ok("device-node", f"/{_NODE}/{name}")
@@ -247,6 +250,7 @@ def _pairs(machine: ExaminedMachine) -> list[Finding]:
     kernel, system = machine.kernel_release(), machine.system()
     if driver is None:
         return []
+
     known, findings = _known_pairs(), []
     for row in known["verified"]:
         if version_in(driver, row["driver"]) and (row["system"], True) != (system, version_in(kernel, row["kernel"])):
@@ -268,6 +272,7 @@ def _openvino(probe: Probe, *, npu: bool) -> Finding:
         return error(
             "openvino", f"OpenVINO cannot list its devices: {probe.error}", "pip install --force-reinstall openvino"
         )
+
     device = probe.find("NPU")
     if device is None:
         seen = ", ".join(d.name for d in probe.devices) or "none"
@@ -280,7 +285,6 @@ def _openvino(probe: Probe, *, npu: bool) -> Finding:
 
 
 def check_cache(root: Path) -> Finding:
-    """Whether what is compiled can be kept."""
     if _writable(root):
         return ok("cache-directory", str(root))
     fix = f"sudo chown -R $USER {root}, or set compile_cache (bounded profile: OV_GENAI_NPU_CACHE)"
@@ -309,7 +313,6 @@ def check_models(store: Path, problems: Mapping[str, tuple[str, str] | None]) ->
 
 
 def check_secret(file: Path) -> Finding:
-    """Whether a file with keys is for the node alone."""
     if not os.access(file, os.R_OK):
         return error(
             "key-files",
@@ -341,7 +344,6 @@ def examine(machine: ExaminedMachine, probe: Probe, *, cache: Path) -> tuple[Fin
 
 
 def check_cpu(probe: Probe) -> Finding:
-    """Whether OpenVINO can run models on the CPU."""
     cpu = probe.find("CPU")
     if probe.error is not None or cpu is None:
         reason = probe.error or "it lists no CPU"
@@ -351,5 +353,4 @@ def check_cpu(probe: Probe) -> Finding:
 
 
 def healthy(findings: Iterable[Finding]) -> bool:
-    """Whether no finding is an error."""
     return all(finding.severity is not Severity.ERROR for finding in findings)

@@ -39,11 +39,9 @@ class ExaminedMachine:
             return None
 
     def exists(self, path: str) -> bool:
-        """Whether there is anything of that name."""
         return (self.root / path).exists()
 
     def find(self, directory: str, pattern: str) -> list[Path]:
-        """The entries of a directory that match, sorted."""
         return sorted((self.root / directory).glob(pattern))
 
     def link_name(self, path: str) -> str | None:
@@ -54,7 +52,6 @@ class ExaminedMachine:
             return None
 
     def library(self, *patterns: str) -> Path | None:
-        """The first shared library that matches one of the patterns."""
         found = (path for d in LIBRARY_DIRECTORIES for pattern in patterns for path in self.find(d, pattern))
         return next(found, None)
 
@@ -63,7 +60,6 @@ class ExaminedMachine:
         return self.exists("run/.containerenv") or self.exists(".dockerenv") or self.in_kubernetes()
 
     def in_kubernetes(self) -> bool:
-        """Whether this is a pod."""
         return "KUBERNETES_SERVICE_HOST" in self.environment
 
     def system(self) -> str:
@@ -86,7 +82,6 @@ class ExaminedMachine:
         return self.read("proc/sys/kernel/osrelease") or ""
 
     def user(self) -> str:
-        """The name of the user who asks."""
         return str(psutil.Process().username())
 
     def group_of(self, path: str) -> str | None:
@@ -139,15 +134,12 @@ class Finding:
 
 
 def ok(check: str, found: str) -> Finding:
-    """The check passed."""
     return Finding(check, Severity.OK, found)
 
 
 def warning(check: str, found: str, fix: str) -> Finding:
-    """Degraded but usable."""
     return Finding(check, Severity.WARNING, found, fix)
 
 
 def error(check: str, found: str, fix: str) -> Finding:
-    """The NPU cannot be used, or not be proven."""
     return Finding(check, Severity.ERROR, found, fix)

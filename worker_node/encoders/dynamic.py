@@ -66,6 +66,7 @@ class DynamicEncoder(RowRunner):
         self._slots: list[_Slot] = []
         self._idle: list[_Slot] = []
         self._lone: _Slot | None = None
+
         # deque.append is atomic, so OpenVINO's threads hand over finished slots without a lock; the socket
         # wakes the engine's loop: on Windows `select` takes nothing else.
         self._finished: deque[_Slot] = deque()
@@ -99,6 +100,7 @@ class DynamicEncoder(RowRunner):
         self._names = frozenset(port.any_name for port in merged.inputs)
         self._limits = replace(self._limits, multiple=self._length_multiple(merged))
         running = int(merged.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+
         # One more than can run, so that the device has its next batch while the last one's vectors are given out.
         self._slots = [self._slot(merged) for _ in range(running + 1)]
         self._idle = list(self._slots)

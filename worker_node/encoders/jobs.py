@@ -141,9 +141,6 @@ class RowRunner:
         # No deadline of an open job is before this.
         self._soonest = math.inf
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def stats(self) -> EngineStats:
         """How many texts wait and run, and how many runs there were."""
         return EngineStats(len(self.queue), self._running, self._runs, self._rows)
@@ -203,6 +200,7 @@ class RowRunner:
             mask[i, : waiting.length] = 1
             if held.job.second:
                 types[i, held.job.second[waiting.row] : waiting.length] = 1
+
         mask[len(batch) :, 0] = 1
         inputs = {INPUT_IDS: ids, ATTENTION_MASK: mask}
         return inputs | {TOKEN_TYPES: types} if TOKEN_TYPES in names else inputs
@@ -234,6 +232,7 @@ class RowRunner:
             job.busy_us = None if job.busy_us is None or busy.us is None else job.busy_us + busy.us / len(batch)
             job.busy_shared |= busy.shared
             touched[waiting.job_id] = job
+
         for job_id, job in touched.items():
             if job.missing == 0 and job.vectors is not None and job.started is not None:
                 del self._open[job_id]

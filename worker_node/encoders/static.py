@@ -24,10 +24,11 @@ from worker_node.devices.blobs import (
     require_npu,
 )
 from worker_node.devices.npu import busy_meter
-from worker_node.encoders.jobs import RowRunner, StaticEncoderOptions
+from worker_node.encoders.jobs import RowJob, RowRunner, StaticEncoderOptions
 from worker_node.engines.protocol import (
     DeviceBroken,
     EngineSpec,
+    Failed,
     Inbox,
     Loaded,
     NativeCall,
@@ -48,10 +49,17 @@ class StaticEncoder(RowRunner):
         self._limits = BatchLimits(longest * rows, rows, lengths=self._options.npu_buckets)
         self._names: frozenset[str] = frozenset()
         self._requests: dict[int, ov.InferRequest] = {}
+        self._too_long: list[int] = []
 
     @property
     def has_work(self) -> bool:
-        return len(self.queue) > 0
+        return bool(self._too_long) or len(self.queue) > 0
+
+    def submit(self, job: RowJob) -> None:
+        if max(job.lengths, default=0) > self._options.npu_buckets[-1]:
+            self._too_long.append(job.id)  # the edge lets none through; one must not end the engine for all
+        else:
+            super().submit(job)
 
     def load(self) -> Loaded:
         began = time.monotonic()
@@ -91,6 +99,7 @@ class StaticEncoder(RowRunner):
                 shape = (options.npu_batch_size, length)
                 yield length, import_encoder(core, source / _blob(length), properties, shape)
             return
+
         config = npu_properties(
             emulated=self._spec.emulated, cache_dir=options.cache_dir, plugin_config=options.plugin_config
         )
@@ -103,11 +112,16 @@ class StaticEncoder(RowRunner):
             compiled = core.compile_model(model, NPU, config | SMALL)
             (Path(options.export_blobs) / _blob(length)).write_bytes(compiled.export_model().getbuffer())
             yield length, compiled
+
         if options.export_blobs is not None:
             blobs.written(core, Path(options.export_blobs))
 
     def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a run is short: the loop polls between)
         now = time.monotonic()
+        longest = self._options.npu_buckets[-1]
+        for job_id in self._too_long:
+            emit(Failed(job_id, "context_length_exceeded", f"a text is longer than this engine's {longest} tokens"))
+        self._too_long.clear()
         self.expire(now, emit)
         batch = self.take(self._limits, now)
         if not batch:
@@ -115,6 +129,7 @@ class StaticEncoder(RowRunner):
         length = self._limits.padded(batch[0].length)
         shape = (self._options.npu_batch_size, length)
         inputs = self.inputs(batch, shape, self._names)
+
         # Runs follow one another, so each is timed by itself, and a full one tells the speed whether or not texts wait.
         self.throughput.mark_progress(now, saturated=False)
         self.throughput.mark_progress(now, saturated=len(batch) >= self._options.npu_batch_size or len(self.queue) > 0)

@@ -155,7 +155,6 @@ class EngineProcess(asyncio.Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The process's id."""
         return self._process.pid if self._process else None
 
     @property

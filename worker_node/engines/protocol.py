@@ -129,8 +129,6 @@ def results_of(outcome: Outcome) -> Results:
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
-    """Cancel job `id`."""
-
     id: int
 
 
@@ -370,7 +368,6 @@ class EngineStatus:
     restarts: int = 0
     wrong: int = 0
     load_seconds: float | None = None
-    device_name: str | None = None
     retry_after: float | None = None
     in_flight: int = 0
     stats: EngineStats = field(default_factory=EngineStats)

@@ -103,7 +103,6 @@ class Engine:
             restarts=self._restarts,
             wrong=self._wrong,
             load_seconds=loaded.seconds if loaded else None,
-            device_name=loaded.device_name if loaded else None,
             retry_after=retry_after,
             in_flight=process.in_flight if process else 0,
             proof=self._proof,
@@ -150,7 +149,6 @@ class Engine:
         return self._changed.wait()
 
     def run(self, job: Job, result: type[R]) -> ResultStream[R]:
-        """See `JobEngine.run`."""
         process = self._process
         if process is None or not self.ready:
             status = self.status
@@ -367,6 +365,5 @@ def file_stamps(directory: str) -> frozenset[tuple[str, int, int, int]]:
 
 
 async def _failing(error: NodeError) -> AsyncGenerator[Any, None]:
-    """Results that end with an error at once."""
     raise error
     yield  # an asynchronous generator has one

@@ -9,7 +9,7 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, TypeVar
 
@@ -48,6 +48,8 @@ _MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
 _SHOWN = 3
 _OBJECTS = frozenset({"model_type", "model_attributes_type"})
 _EXPECTED = "Input should be "
+
+_NONE: Mapping[str, int] = {}
 
 # Of a list whose one item may stand without a list around it.
 OneOrMany = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
@@ -118,33 +120,25 @@ async def read_body(request: web.Request, model: type[B]) -> B:
     return body
 
 
-def limited(request: web.Request, name: str, wanted: int, available: int) -> int:
-    """Return `wanted`, or less if less is available; the reply then lists the field as limited.
+def note_effects(request: web.Request, ignored: Iterable[str] = (), limited: Mapping[str, int] = _NONE) -> None:
+    """List parts of a request that have no effect, or, with what is available, those that asked for more.
 
     Raises UnsupportedParameter where the node is strict.
     """
-    if wanted <= available:
-        return wanted
-    ignored = _listed(request, f"{name}: at most {available} are available here", name)
-    if ignored is not None:
-        ignored.limited[name] = available
-    return available
-
-
-def note_ignored(request: web.Request, *names: str) -> None:
-    """List parts of a request that have no effect as ignored, or refuse them where the node is strict."""
-    for name in names:
-        ignored = _listed(request, f"{name}: it has no effect on this request; leave it out", name)
-        if ignored is not None:
-            ignored.add(name)
-
-
-def _listed(request: web.Request, problem: str, name: str) -> Ignored | None:
-    """Where the reply lists fields without their full effect. Raises UnsupportedParameter where the node is strict."""
     state = request[STATE]
-    if state.node.settings.unknown_fields == "reject":
-        raise UnsupportedParameter(f'{problem} (the node is set to unknown_fields = "reject")', param=name)
-    return state.ignored
+    problems = dict.fromkeys(ignored, "it has no effect on this request; leave it out")
+    # Bodies of the native API list nothing.
+    if state.ignored is not None:
+        problems |= {name: f"at most {most} are available here" for name, most in limited.items()}
+    for name, problem in problems.items():
+        if state.node.settings.unknown_fields == "reject":
+            raise UnsupportedParameter(f'{name}: {problem} (the node is set to unknown_fields = "reject")', param=name)
+        if state.ignored is None:
+            continue
+        if name in limited:
+            state.ignored.limited[name] = limited[name]
+        else:
+            state.ignored.add(name)
 
 
 def check_encoding(request: web.Request) -> None:

@@ -57,7 +57,6 @@ def _choice(headers: Mapping[str, str], name: str, kind: type[E]) -> E | None:
 
 
 def route_headers(route: Route, busy: Busy = NOT_MEASURED) -> dict[str, str]:
-    """Which device ran the request, why, and what it cost."""
     headers = {
         "X-Model": route.model,
         "X-NPU-Node-Device": route.device.value,

@@ -63,7 +63,6 @@ class EventLog:
         self._seen: dict[str, tuple[EngineState, int]] = {}
 
     def add(self, subject: str, what: str, level: Level, why: str | None = None) -> None:
-        """Add an event that happened now."""
         self._events.append(NodeEvent(round(self._clock(), 3), subject, what, level, why))
 
     def observe(self, engines: Iterable[tuple[str, EngineStatus]]) -> None:
@@ -85,7 +84,6 @@ class EventLog:
             self.add(name, "removed", "off")
 
     def latest_first(self) -> list[NodeEvent]:
-        """The events, the last one first."""
         return list(reversed(self._events))
 
 
@@ -130,11 +128,9 @@ class History:
 
     @property
     def requests(self) -> int:
-        """The requests of all samples that are kept, counted."""
         return round(sum((sample["requests"] or 0) * (sample["seconds"] or 0) for sample in self._samples))
 
     def series(self) -> dict[str, list[float | None]]:
-        """The samples by field."""
         return {
             name: [None if (value := sample[name]) is None else round(value, 3) for sample in self._samples]
             for name in SERIES
@@ -170,7 +166,7 @@ def read(node: Node) -> tuple[Numbers, Numbers]:
     }
     queued = sum(placement.admission.queue_depth for placement in placements)
     memory = sum(use.resident for use in uses) if uses else None
-    return counters, {"in_flight": node.state.in_flight, "queued": queued, "memory": memory}
+    return counters, {"in_flight": node.state.running, "queued": queued, "memory": memory}
 
 
 def total(metric: Collector, end: str = "_total", models: Collection[str] | None = None) -> float:
@@ -186,8 +182,6 @@ def _samples(metric: Collector, end: str = "_total") -> Iterator[tuple[dict[str,
 
 
 class Dashboard:
-    """The history and the events of one node."""
-
     def __init__(self, node: Node) -> None:
         self._node = node
         self.events = EventLog()
@@ -234,7 +228,7 @@ class Dashboard:
             "name": socket.gethostname(),
             "at": round(time.time(), 3),
             **health.report(node),
-            "in_flight": node.state.in_flight,
+            "in_flight": node.state.running,
             "requests": int(total(telemetry.routes)),
             "recent_requests": history.requests,
             "history": {"period_s": PERIOD_S, **history.series()},

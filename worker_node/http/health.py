@@ -28,11 +28,12 @@ _LONGEST_REASON = 500
 
 
 def node_status(node: Node) -> str:
-    """The node's status: one of `STATUSES`."""
     if node.state.draining:
         return "draining"
+
     states = [model.state() for model in node.manager.models]
     states += [ModelState.FAILED for _ in node.manager.failed]
+
     if all(state in _AVAILABLE for state in states):
         return "ready"
     if any(state in _AVAILABLE or state is ModelState.DEGRADED for state in states):
@@ -49,6 +50,7 @@ def status_reason(node: Node) -> str | None:
             serving = model.serving()
             where = f" on {serving.device}" if serving is not None else ""
             parts.append(f"{model.id} is {state}{where}: {model.placements[0].reason}")
+
     parts += [f"{model.name} is failed: {model.reason}" for model in node.manager.failed]
     if node.state.draining:
         parts.insert(0, "the node is shutting down")
@@ -56,7 +58,6 @@ def status_reason(node: Node) -> str | None:
 
 
 def report(node: Node) -> dict[str, Any]:
-    """The body of /health."""
     return {
         "status": node_status(node),
         "reason": status_reason(node),
@@ -94,6 +95,7 @@ def _npu(node: Node) -> dict[str, Any]:
     counters = node.npu.read()
     read = {name: getattr(counters, name) for name in ("busy_time_us", "memory_bytes", "frequency_mhz")}
     reasons = {name: reading.reason for name, reading in read.items() if reading.value is None}
+
     busy = counters.busy_time_us
     share = node.state.npu_utilisation.sample(busy.value, time.monotonic())
     if share is None:
@@ -107,7 +109,6 @@ def _npu(node: Node) -> dict[str, Any]:
 
 
 def device_list(node: Node) -> list[dict[str, Any]]:
-    """Every device that a model can be placed on, as /health lists it."""
     devices: list[dict[str, Any]] = []
     for device in Device:
         emulated = device is Device.NPU and node.npu.emulated
@@ -171,7 +172,6 @@ def _failed(model: FailedModel) -> dict[str, Any]:
 
 
 def describe_placement(placement: Placement) -> dict[str, Any]:
-    """All that replies say of a placement."""
     status = placement.engine.status
     proof = status.proof
     canary = proof and {
@@ -209,7 +209,6 @@ def _certification(placement: Placement | ExcludedPlacement) -> dict[str, str | 
 
 
 def excluded_placements(model: ServedModel | FailedModel) -> list[dict[str, Any]]:
-    """The devices that a model may not run on, and why."""
     return [
         {"device": place.device, "emulated": place.emulated, "reason": place.reason, **_certification(place)}
         for place in model.excluded
@@ -217,7 +216,6 @@ def excluded_placements(model: ServedModel | FailedModel) -> list[dict[str, Any]
 
 
 def rounded(seconds: float | None) -> float | None:
-    """To a tenth of a second."""
     return None if seconds is None else round(seconds, 1)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import partialmethod
 from typing import get_args
 
 from aiohttp import web
@@ -31,34 +32,31 @@ Family = GaugeMetricFamily | CounterMetricFamily
 class Readings(dict[str, Family]):
     """What was read at one time, by the name of the metric; a value of None is left out."""
 
-    def gauge(self, name: str, text: str, value: float | None, /, **labels: str) -> None:
-        """Add a sample of a gauge."""
-        self._add(GaugeMetricFamily, name, text, value, labels)
-
-    def counter(self, name: str, text: str, value: float | None, /, **labels: str) -> None:
-        """Add a sample of a counter."""
-        self._add(CounterMetricFamily, name, text, value, labels)
-
-    def _add(self, kind: type[Family], name: str, text: str, value: float | None, labels: Mapping[str, str]) -> None:
+    def _add(self, kind: type[Family], name: str, text: str, value: float | None, /, **labels: str) -> None:
         if value is None:
             return
         if name not in self:
             self[name] = kind(name if ":" in name else f"npu_node_{name}", text, labels=tuple(labels))
         self[name].add_metric(tuple(labels.values()), float(value))
 
+    gauge = partialmethod(_add, GaugeMetricFamily)
+    counter = partialmethod(_add, CounterMetricFamily)
 
-class NodeCollector(Collector):
-    """Reads engines and counters when they are asked for, instead of keeping a second copy of their state."""
+
+class _Collector(Collector):
+    """Reads its metrics when they are asked for, instead of keeping a second copy of what they say."""
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+class NodeCollector(_Collector):
+    """The state of the node, of every engine, and of the NPU, now."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def describe(self) -> Iterable[Metric]:
-        """Return no metrics: they are known only when they are read."""
-        return ()
-
     def collect(self) -> Iterable[Metric]:
-        """The state of the node, of every engine, and of the NPU, now."""
         found = Readings()
         _read_node(found, self._node)
         _read_npu(found, self._node)
@@ -72,13 +70,14 @@ def _read_node(found: Readings, node: Node) -> None:
     now = node_status(node)
     for name in STATUSES:
         found.gauge("status", "1 for the status in /health", name == now, status=name)
-    found.gauge("requests_in_flight", "Inference requests under way", node.state.in_flight)
+    found.gauge("requests_in_flight", "Inference requests under way", node.state.running)
 
 
 def _read_npu(found: Readings, node: Node) -> None:
     # A label of the samples themselves, so that no graph of them can lose it.
     emulated = str(node.npu.emulated).lower()
     found.gauge("npu_emulated", "1 if what is called the NPU here runs on the CPU", node.npu.emulated)
+
     for device in device_list(node):
         found.gauge(
             "device_available",
@@ -89,6 +88,7 @@ def _read_npu(found: Readings, node: Node) -> None:
             driver=device["driver"] or "",
             emulated=str(device["emulated"]).lower(),
         )
+
     counters = node.npu.read()
     busy_us, mhz = counters.busy_time_us.value, counters.frequency_mhz.value
     busy_s = None if busy_us is None else busy_us / 1e6
@@ -112,8 +112,10 @@ def read_models(found: Readings, manager: ModelManager) -> None:
         _read_certified(found, model.id, (*model.placements, *model.excluded))
         loaded = [place for place in model.placements if place.state is EngineState.READY]
         found.gauge("loaded_models", "Devices on which the model is loaded", len(loaded), model=model.id)
+
     for failed in manager.failed:
         _read_certified(found, failed.name, failed.excluded)
+
     # vLLM's names, which the endpoint picker of Kubernetes' Gateway API reads: one sample each, for all models, since
     # it takes one of several.
     for state, count in (("running", running), ("waiting", waiting)):
@@ -198,18 +200,13 @@ _NPU_PROXY = {
 }
 
 
-class NpuProxyCollector(Collector):
+class NpuProxyCollector(_Collector):
     """Metrics of a registry under npu-proxy's names; samples that differ in labels which it lacks are added up."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
-    def describe(self) -> Iterable[Metric]:
-        """Return no metrics: they are known only when they are read."""
-        return ()
-
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics that npu-proxy had."""
         for family in self._registry.collect():
             if family.name not in _NPU_PROXY:
                 continue

@@ -112,7 +112,6 @@ def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middlew
 
 
 def note_failure(request: web.Request, error: NodeError) -> None:
-    """Count an error that a request ends with, and keep it among the recent ones."""
     request.app[NODE].telemetry.failed(route_template(request), error)
 
 

@@ -31,8 +31,8 @@ from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.models.sources import is_below, is_local
+from worker_node.node import ReloadReport
 from worker_node.registry import task_of, tasks
-from worker_node.reload import ReloadReport
 
 # As Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
@@ -193,7 +193,6 @@ def chat_first(models: Iterable[InstalledModel]) -> list[InstalledModel]:
 
 
 def _describe_served(manager: ModelManager, model: ServedModel) -> dict[str, Any]:
-    """A model that has engines, loaded or not."""
     preferred, serving = model.placements[0], model.serving()
     left = manager.expires_in(model)
     described = _describe(model.installed)
@@ -291,11 +290,9 @@ class PullJob:
             raise
 
     def stage(self, name: str, total: int | None = None) -> None:
-        """See `core.types.Progress`."""
         self._stage, self._total, self._done = name, total, 0
 
     def update(self, done: int) -> None:
-        """See `core.types.Progress`."""
         self._done = done
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:

@@ -96,14 +96,12 @@ def read_pages() -> dict[str, str]:
 
 
 async def show_page(request: web.Request) -> web.Response:
-    """GET /dashboard and /play: the pages, which are the same everywhere."""
     html = read_pages()[request.path]
     return web.Response(text=html, content_type="text/html", headers=page_headers(html))
 
 
 @functools.cache
 def _reference(described: tuple[ApiOperation, ...]) -> str:
-    """The body of the page: every operation and every schema, as /openapi.json has them."""
     spec = document(described)
     operations = (
         _section(f'<span class="method">{method.upper()}</span> <code>{escape(path)}</code> ', operation)

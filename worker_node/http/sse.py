@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import orjson
 from aiohttp import web
@@ -14,8 +14,6 @@ from aiohttp.abc import AbstractStreamWriter
 from worker_node.core.errors import NodeError
 from worker_node.http.middleware import note_failure
 from worker_node.http.request_state import STATE
-
-_COMMENT = b": still here\n\n"
 
 
 def line(data: Any) -> bytes:
@@ -33,60 +31,29 @@ class FrameStream:
     """An open reply in frames. Use as `async with`.
 
     A client that reads nothing for long is dropped with its connection (`connection.GuardedConnection`).
+    Where the form has comments, one after at most `keep_alive_s` of silence keeps proxies from closing the stream.
     """
 
-    def __init__(self, request: web.Request, headers: dict[str, str], content_type: str) -> None:
+    content_type: ClassVar[str]
+    comment: ClassVar[bytes] = b""
+
+    def __init__(self, request: web.Request, headers: dict[str, str], *, keep_alive_s: float = 15.0) -> None:
+        more = {"Content-Type": self.content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         self._request = request
         # What the handler returns.
-        self.response = web.StreamResponse(
-            headers={**headers, "Content-Type": content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        )
+        self.response = web.StreamResponse(headers=headers | more)
         # Sends frames as they stand.
         self.write = self.response.write
+        self._keep_alive_s = keep_alive_s
+        self._comments: asyncio.Task[None] | None = None
 
     def failed(self, error: NodeError) -> None:
         """Count an error that comes too late for the status line; the caller writes it as its dialect has it."""
         note_failure(self._request, error)
 
     async def __aenter__(self) -> Self:
-        await self.response.prepare(self._request)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            # The reader has the whole answer; whether it waits for the end of the connection is its own affair.
-            if (state := self._request.get(STATE)) is not None:
-                state.complete = self.response.status
-            await self.response.write_eof()
-
-
-class LineStream(FrameStream):
-    """An open `application/x-ndjson` reply: an object a line."""
-
-    def __init__(self, request: web.Request, headers: dict[str, str]) -> None:
-        super().__init__(request, headers, "application/x-ndjson")
-
-    async def send(self, data: Any) -> None:
-        """Send one line with `data` as JSON."""
-        await self.write(line(data))
-
-
-class EventStream(FrameStream):
-    """An open `text/event-stream` reply.
-
-    A comment frame after at most `keep_alive_s` of silence keeps proxies from closing the stream.
-    """
-
-    def __init__(self, request: web.Request, headers: dict[str, str], *, keep_alive_s: float = 15.0) -> None:
-        super().__init__(request, headers, "text/event-stream; charset=utf-8")
-        self._keep_alive_s = keep_alive_s
-        self._comments: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
         writer = await self.response.prepare(self._request)
-        if writer is not None:
+        if writer is not None and self.comment:
             self._comments = asyncio.create_task(self._send_comments(writer), name="keep-alive comments")
         return self
 
@@ -95,11 +62,11 @@ class EventStream(FrameStream):
     ) -> None:
         if self._comments is not None:
             self._comments.cancel()
-        await super().__aexit__(kind, error, trace)
-
-    async def send(self, data: Any, event: str | None = None) -> None:
-        """Send one event with `data` as JSON."""
-        await self.write(event_frame(data, event))
+        if kind is None:
+            # The reader has the whole answer; whether it waits for the end of the connection is its own affair.
+            if (state := self._request.get(STATE)) is not None:
+                state.complete = self.response.status
+            await self.response.write_eof()
 
     async def _send_comments(self, writer: AbstractStreamWriter) -> None:
         """Send a comment whenever nothing was sent for half of the time."""
@@ -108,4 +75,25 @@ class EventStream(FrameStream):
                 sent = writer.output_size
                 await asyncio.sleep(self._keep_alive_s / 2)
                 if writer.output_size == sent:
-                    await self.write(_COMMENT)
+                    await self.write(self.comment)
+
+
+class LineStream(FrameStream):
+    """An open `application/x-ndjson` reply: an object a line."""
+
+    content_type = "application/x-ndjson"
+
+    async def send(self, data: Any) -> None:
+        """Send one line with `data` as JSON."""
+        await self.write(line(data))
+
+
+class EventStream(FrameStream):
+    """An open `text/event-stream` reply."""
+
+    content_type = "text/event-stream; charset=utf-8"
+    comment = b": still here\n\n"
+
+    async def send(self, data: Any, event: str | None = None) -> None:
+        """Send one event with `data` as JSON."""
+        await self.write(event_frame(data, event))

@@ -291,11 +291,6 @@ class ModelManager:
         """Serve one more model."""
         self._reconciler.add(model)
 
-    def fail(self, model: ServedModel, failed: FailedModel) -> None:
-        """Serve the model no longer after its last request: `failed` says why, and what to do."""
-        self.failed.append(failed)
-        self.replacement.retire_later(model)
-
     async def pull_spec(self, name: str, deadline: float) -> PullSpec:
         """What a request to pull `name` asks for. Raises as `ModelStore.pull_spec` and `query_store`."""
         return await self.query_store(lambda store: store.pull_spec(name), deadline)
@@ -362,11 +357,10 @@ class ModelManager:
             if not renewable or not any(known is model for known in self.models):
                 continue
             log.warning("model %s: its files have changed; it is read again", model.id)
-            if model.if_failed is None:
-                self.replacement.retire_later(model)
-            else:
+            if model.if_failed is not None:
                 reason = "its files have changed, and could not be read again"
-                self.fail(model, replace(model.if_failed, reason=reason))
+                self.failed.append(replace(model.if_failed, reason=reason))
+            self.replacement.retire_later(model)
             self._look_again()
             with contextlib.suppress(NodeError):
                 await self.resolve(model.id, math.inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -81,7 +82,7 @@ class Reconciler:
 
     def add(self, model: ServedModel) -> None:
         """Serve one more model, and manage it once the loop runs."""
-        self._names.add(model)
+        self._names.serve([*self._names.models, model])
         if self._started:
             self.manage(model)
 
@@ -142,7 +143,9 @@ class Reconciler:
                 decide_at = self._clock() + _PERIOD_S
             decided, self._decided = self._decided, asyncio.Event()
             decided.set()
-            await self._wait(decide_at)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if decide_at is None else max(0.0, decide_at - self._clock())):
+                    await self._poked.wait()
 
     def _reconcile(self) -> float | None:
         """Observe, decide and act once; return when to decide again if nothing happens before."""
@@ -165,7 +168,10 @@ class Reconciler:
         for key in plan.loads:
             self._load(*units[key])
         for key, why in plan.unloads:
-            self._unload(*units[key], why)
+            model, placement = units[key]
+            if not placement.unloading:
+                placement.unloading = True
+                self._tasks.start(self._unload_idle(model, placement, why), f"unload {model.id}")
         short = {refusal.key for refusal in plan.refusals}
         for key, (_, placement) in units.items():
             if placement.request is not None and key not in short:
@@ -176,18 +182,6 @@ class Reconciler:
         # Memory changes without notice, and models become idle.
         times = [plan.decide_at, now + _PERIOD_S if loaded else None]
         return min((at for at in times if at is not None), default=None)
-
-    async def _wait(self, until: float | None) -> None:
-        alarm = None if until is None else asyncio.create_task(self._ring(until))
-        try:
-            await self._poked.wait()
-        finally:
-            if alarm is not None:
-                alarm.cancel()
-
-    async def _ring(self, until: float) -> None:
-        await asyncio.sleep(max(0.0, until - self._clock()))
-        self.poke()
 
     def _observe(self, model: ServedModel, placement: Placement) -> Unit:
         status = placement.engine.status
@@ -221,11 +215,6 @@ class Reconciler:
         placement.engine.wake()
         placement.changed()
         self.poke()
-
-    def _unload(self, model: ServedModel, placement: Placement, why: Why) -> None:
-        if not placement.unloading:
-            placement.unloading = True
-            self._tasks.start(self._unload_idle(model, placement, why), f"unload {model.id}")
 
     async def _unload_idle(self, model: ServedModel, placement: Placement, why: Why) -> None:
         try:

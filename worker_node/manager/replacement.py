@@ -73,7 +73,7 @@ class Replacement:
         if not any(model is old for model in self._names.models):
             await self._stop(new)
             return f"{new.id} was removed while it was loaded with its new settings"
-        self._names.swap(old, new)
+        self._names.serve(new if model is old else model for model in self._names.models)
         self._reconciler.manage(new)
         self._start_to_retire(old)
         for placement in new.placements:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -28,47 +28,42 @@ class KeepAlive:
 
 @dataclass(slots=True)
 class Activity:
-    """Counts the requests that a model works on. `clock` is monotonic seconds; `on_idle` is called after the last.
+    """Counts the requests that a model works on: `running` of them run or wait for an engine.
 
-    `kept` is the keep-alive that a request set; without it that of the settings holds.
+    `clock` is monotonic seconds; `on_idle` is called after the last request. `kept` is the keep-alive that a request
+    set; without it that of the settings holds.
     """
 
     clock: Callable[[], float] = time.monotonic
     on_idle: Callable[[], None] | None = None
     kept: KeepAlive | None = None
-    _running: int = 0
-    _since: float = 0.0
+    running: int = 0
+    _since: float = field(init=False)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self._since = self.clock()
         self._idle.set()
 
-    def working(self) -> AbstractContextManager[None]:
-        """Counts one request as in progress while the block runs."""
-        return self
-
-    def __enter__(self) -> None:
-        self._running += 1
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count one request as in progress while the block runs."""
+        self.running += 1
         self._idle.clear()
-
-    def __exit__(self, *_error: object) -> None:
-        self._running -= 1
-        if not self._running:
-            self._since = self.clock()
-            self._idle.set()
-            if self.on_idle is not None:
-                self.on_idle()
-
-    @property
-    def running(self) -> int:
-        """How many requests run or wait for an engine."""
-        return self._running
+        try:
+            yield
+        finally:
+            self.running -= 1
+            if not self.running:
+                self._since = self.clock()
+                self._idle.set()
+                if self.on_idle is not None:
+                    self.on_idle()
 
     @property
     def idle_since(self) -> float | None:
         """When the last request ended; None while one runs."""
-        return None if self._running else self._since
+        return None if self.running else self._since
 
     async def idle(self) -> None:
         """Wait until no request runs."""
@@ -162,14 +157,12 @@ class ServedModel:
         """Seconds that a request is likely to wait for a model that is loading; None for any other, or if unknown."""
         if self.state() is not ModelState.LOADING:
             return None
-        coming = [seconds for placement in self.placements if (seconds := placement.ready_in()) is not None]
-        soonest = min(coming, default=math.inf)
-        return None if math.isinf(soonest) else soonest
+        coming = [placement.ready_in() for placement in self.placements]
+        return min((seconds for seconds in coming if seconds is not None and seconds < math.inf), default=None)
 
     def serving(self) -> Placement | None:
         """The first placement that can serve now."""
-        ready = (p for p in self.placements if p.state is EngineState.READY)
-        return next(ready, None)
+        return next((place for place in self.placements if place.state is EngineState.READY), None)
 
     def may_need(self, placement: Placement) -> bool:
         """Whether requests need the placement's engine, or may do so.
@@ -213,10 +206,11 @@ class Names:
         configured = list(models)
         self.failed = [model for model in configured if isinstance(model, FailedModel)]
         self._places: dict[str, int] = {}
-        self._serve(model for model in configured if isinstance(model, ServedModel))
+        self.serve(model for model in configured if isinstance(model, ServedModel))
         self.arrange([model.name if isinstance(model, FailedModel) else model.id for model in configured])
 
-    def _serve(self, models: Iterable[ServedModel]) -> None:
+    def serve(self, models: Iterable[ServedModel]) -> None:
+        """Serve these models from the next request on."""
         last = len(self._places)
         self.models = tuple(sorted(models, key=lambda model: self._places.get(normalise_name(model.id), last)))
         self._by_id = {normalise_name(model.id): model for model in self.models}
@@ -225,22 +219,14 @@ class Names:
         sources = [(normalise_name(alias), model) for model in self.models for alias in model.installed.aliases]
         self._by_source = dict(reversed(sources))
 
-    def add(self, model: ServedModel) -> None:
-        """Serve one more model."""
-        self._serve((*self.models, model))
-
     def drop(self, model: ServedModel) -> None:
         """Stop serving a model: requests find it no longer."""
-        self._serve(other for other in self.models if other is not model)
-
-    def swap(self, old: ServedModel, new: ServedModel) -> None:
-        """Replace `old` by `new` between two requests."""
-        self._serve(new if model is old else model for model in self.models)
+        self.serve(other for other in self.models if other is not model)
 
     def arrange(self, ids: Sequence[str]) -> None:
         """Set the order of these models, others after them: the first of a kind is its default."""
         self._places = {normalise_name(name): place for place, name in enumerate(ids)}
-        self._serve(self.models)
+        self.serve(self.models)
 
     def configured(self, model: ServedModel) -> bool:
         """Whether the settings name the model."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
@@ -17,10 +18,10 @@ from worker_node.models.directory import GenerationCanary
 
 
 class Quantization(StrEnum):
-    """How weights are stored. A conversion makes `f32` (encoders), `f16` (speech), and the symmetric integer forms of
-    generation models, where `int4_int8` keeps the matrices whose fidelity allows it in int4 and the rest in int8.
+    """How weights are stored.
 
-    `int4_asym` (which NPUs do not take) and `nf4` are forms in which models are published.
+    A conversion makes `f32` (encoders) and the symmetric integers; `int4_int8` has int4 where fidelity allows, int8
+    elsewhere. Models are published in the others; NPUs do not take `int4_asym`.
     """
 
     F32 = "f32"
@@ -44,7 +45,7 @@ def devices_for(capabilities: Collection[str] | None, weights: str | None) -> li
 
 
 class SourceFormat(StrEnum):
-    """What the published files are, and so which conversion they need; `task`: a task recognises them (`files`)."""
+    """What the published files are; `task`: a task recognises and converts them."""
 
     SAFETENSORS = "safetensors"
     GGUF = "gguf"
@@ -53,7 +54,7 @@ class SourceFormat(StrEnum):
 
 
 class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file inside a package: its path there, its hash, and its name in the directory that is converted."""
+    """A file inside a package, and its name in the directory that is converted."""
 
     path: str
     name: str
@@ -61,7 +62,7 @@ class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PackageSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="package"):
-    """A Python package that holds the files; `size` in bytes is that of its wheel, for the progress bar."""
+    """A Python package that holds the files; `size` is that of its wheel, in bytes."""
 
     name: str
     version: str
@@ -72,10 +73,10 @@ class PackageSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
         return f"package {self.name}=={self.version}"
 
 
-class HubSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="hub"):
-    """A repository of a model hub; `tag` names the quantization of its GGUF file.
+class HubReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="hub"):
+    """A repository of a model hub; `tag` selects one of its GGUF files by quantization or file name.
 
-    The catalog holds no hash of these: each file is verified against what the hub itself declares for it.
+    Nothing holds hashes of these: each file is verified against what the hub itself declares for it.
     """
 
     repo: str
@@ -83,24 +84,34 @@ class HubSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     tag: str | None = None
 
     def __str__(self) -> str:
-        return f"hub {self.repo}@{self.revision}"
+        return f"hub {self.repo}@{self.revision}" + (f":{self.tag}" if self.tag else "")
+
+    @property
+    def model_id(self) -> str:
+        """The model's directory in the store, unless the user chooses another name."""
+        name = self.repo.rpartition("/")[2]
+        return as_id(f"{name}-{self.tag}" if self.tag else name)
+
+    @property
+    def alias(self) -> str:
+        """The name under which the installed model is found, however it was spelled."""
+        revision = "" if self.revision == "main" else f"@{self.revision}"
+        return normalise_name(self.repo + revision + (f":{self.tag}" if self.tag else ""))
 
 
 class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model; `context_limit` counts tokens, `family` names its chat and tool-call format.
 
-    `prompts` (before a query or a document) and `matryoshka` sizes are those of the model's card, where its files
-    declare none. `run_here` says what of it was run in this project, and on which devices. `config` are the values of
-    `config.json` by which its architecture is recognised, `weights` known sha256 of its `openvino_model.bin`.
+    `prompts` and `matryoshka` count where the model's files declare none. `run_here` says what of it was run in this
+    project. `config` are the values of `config.json` that identify it, `weights` known sha256 of `openvino_model.bin`.
     """
 
     id: str
     kind: str
-    title: str
     licence: str
     family: str
     format: SourceFormat
-    source: PackageSource | HubSource
+    source: PackageSource | HubReference
     context_limit: int
     quantization: Quantization
     embedded: bool = False
@@ -123,9 +134,17 @@ class _CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: tuple[CatalogEntry, ...]
 
 
+_NOT_OF_AN_ID = re.compile(r"[^a-z0-9._-]+")
+
+
 def normalise_name(name: str) -> str:
     """The form in which names are compared: lower case, without Ollama's `:latest`."""
     return name.strip().lower().removesuffix(":latest")
+
+
+def as_id(name: str) -> str:
+    """A name as a directory of a store may have it."""
+    return _NOT_OF_AN_ID.sub("-", name.lower()).strip("-._") or "model"
 
 
 @dataclass(frozen=True)
@@ -137,10 +156,7 @@ class Catalog:
     @classmethod
     @functools.cache
     def load(cls) -> Self:
-        """Return the catalog that ships with the package, read once in a process.
-
-        Raises ConfigurationError when it is damaged.
-        """
+        """The catalog of the package, read once. Raises ConfigurationError when it is damaged."""
         text = resources.files(__package__).joinpath("catalog.toml").read_text(encoding="utf-8")
         return cls.parse(text)
 
@@ -152,15 +168,8 @@ class Catalog:
         except msgspec.DecodeError as error:
             raise ConfigurationError(f"catalog.toml: {error}") from error
 
-    def __iter__(self) -> Iterator[CatalogEntry]:
-        return iter(self.entries)
-
-    def embedded(self) -> tuple[CatalogEntry, ...]:
-        """The models that a new node starts with; their files come from packages, no hub is needed."""
-        return tuple(entry for entry in self.entries if entry.embedded)
-
     def find(self, name: str) -> CatalogEntry | None:
-        """The model of that id or alias, in any case, with or without `:latest`; None when there is none."""
+        """The model of that id or alias, however it is spelled."""
         wanted = normalise_name(name)
         for entry in self.entries:
             if wanted in {normalise_name(known) for known in (entry.id, *entry.aliases)}:

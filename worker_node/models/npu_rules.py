@@ -19,7 +19,7 @@ _GENERATING = frozenset({"generation", "vision"})
 
 
 def problem_on_npu(installed: InstalledModel, architecture: str, driver: str | None = None) -> str | None:
-    """Why the model is not for an NPU of this architecture with this driver, and the source; None if nothing is known.
+    """Why the model is not for an NPU of this architecture with this driver; None if nothing is known.
 
     A row that names an architecture or a driver holds only where that is known.
     """
@@ -37,7 +37,7 @@ def problem_on_npu(installed: InstalledModel, architecture: str, driver: str | N
 
 
 def _weights_problem(mode: str, group: str | None, ratio: str | None) -> str | None:
-    """Why an NPU does not take a generation model's weights, and what it takes; `group` and `ratio` None: unknown."""
+    """Why an NPU does not take a generation model's weights; `group` and `ratio` None: unknown."""
     rules = (
         (mode.startswith("int8"), f"its weights are {mode}: the process dies while it generates (openvino#35641)"),
         (mode.startswith("int4_asym"), "its weights are int4_asym: an NPU takes symmetric ones"),

@@ -30,9 +30,7 @@ State = Literal["certified", "limited", "failed", "expired", "not certified"]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a result holds for: other weights, another device, driver, compiler, OpenVINO or other settings need their
-    own.
-    """
+    """What a result holds for; where anything of it differs, another certification is needed."""
 
     model: str
     model_hash: str
@@ -50,7 +48,7 @@ class _Part(BaseModel):
 
 
 class Limits(_Part):
-    """`max_prompt_tokens`: the longest prompt that was answered rightly; null for what takes no prompts."""
+    """`max_prompt_tokens`: the longest prompt with a right answer; null for models without prompts."""
 
     max_prompt_tokens: int | None = Field(default=None, ge=1)
 
@@ -81,8 +79,7 @@ class Signature(_Part):
 
 
 class Passport(_Part):
-    """The result of a certification. `verdict`: certified, limited (up to `limits`), failed, or incomplete, which is
-    never signed: some checks only were asked for.
+    """The result of a certification; `incomplete` where only some checks were asked for.
 
     `reference` says which CPU the device was compared with: stored answers of another one, or this machine's.
     """
@@ -140,11 +137,6 @@ class Passport(_Part):
         return self
 
     @property
-    def headline(self) -> str:
-        """The verdict, with a mark on that of an emulated NPU."""
-        return f"{self.verdict} (emulated)" if self.emulated else self.verdict
-
-    @property
     def made_at(self) -> datetime:
         """When it was made."""
         return datetime.fromisoformat(self.made)
@@ -166,7 +158,7 @@ class Passport(_Part):
         return self.model_copy(update={"signature": signature})
 
     def check_signature(self, trusted: Iterable[str]) -> None:
-        """Raises ConfigurationError for a passport without a signature, of a key that is not trusted, or changed."""
+        """Raises ConfigurationError for one that is unsigned, changed, or of a key that is not trusted."""
         if self.signature is None:
             raise ConfigurationError("the passport is not signed")
         if self.signature.key not in trusted:
@@ -186,7 +178,7 @@ class Passport(_Part):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a passport says of a placement now; `reason` in words, `passport` only where it holds."""
+    """What a passport says of a placement now; `passport` only where it holds."""
 
     state: State
     reason: str
@@ -197,7 +189,7 @@ NOT_CERTIFIED = Standing("not certified", "npu-node certify has not been run for
 
 
 def standing(passports: Iterable[Passport], identity: Identity) -> Standing:
-    """What the passports of a model on a device say of it as it is now: the newest that is about it."""
+    """What the newest passport of a model on a device says of it now."""
     best = NOT_CERTIFIED
     for passport in sorted(passports, key=lambda passport: passport.made_at, reverse=True):
         if passport.verdict == "incomplete" or (passport.emulated and not identity.emulated):
@@ -243,7 +235,7 @@ class PassportStore:
         return passport
 
     def list(self) -> list[Passport]:
-        """Those that can be read and are signed by a key that is trusted; of others the log says why they are not."""
+        """Those that are signed by a trusted key; the log says why others do not count."""
         found, keys = [], self.keys()
         for path in sorted(self.directory.glob("*.json")):
             try:
@@ -258,7 +250,7 @@ class PassportStore:
         return found
 
     def keys(self) -> frozenset[str]:
-        """The public keys that are trusted, in hexadecimal: the node's own, and those of the settings."""
+        """The public keys that are trusted (hex): the node's own, and those of the settings."""
         path = self.directory / _PUBLIC_KEY
         try:
             return self._trusted | set(path.read_text(encoding="ascii", errors="replace").split())

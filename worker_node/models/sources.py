@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from worker_node.core.errors import BadRequest, ModelNotFound, SourceRejected
-from worker_node.models.catalog import Catalog, CatalogEntry, HubSource, SourceFormat, normalise_name
+from worker_node.models.catalog import Catalog, CatalogEntry, HubReference, SourceFormat, as_id, normalise_name
 from worker_node.models.convert.job import files_of_task
 from worker_node.models.directory import GENERATION_FILES, MODEL_FILE, WEIGHTS_FILE
 
@@ -21,35 +21,6 @@ _REPOSITORY = re.compile(
     r"(?P<repo>[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)"
     r"(?:/tree/(?P<tree>[\w./-]+))?(?:@(?P<revision>[\w./-]+))?(?::(?P<tag>[\w.-]+))?"
 )
-_NOT_OF_AN_ID = re.compile(r"[^a-z0-9._-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class HubReference:
-    """A repository of a model hub; `tag` selects one of its GGUF files by quantization or file name.
-
-    `form` is what the catalog says of its files; None: the repository decides.
-    """
-
-    repo: str
-    revision: str = "main"
-    tag: str | None = None
-    form: SourceFormat | None = None
-
-    def __str__(self) -> str:
-        return f"hub {self.repo}@{self.revision}" + (f":{self.tag}" if self.tag else "")
-
-    @property
-    def model_id(self) -> str:
-        """The model's directory in the store, unless the user chooses another name."""
-        name = self.repo.rpartition("/")[2]
-        return as_id(f"{name}-{self.tag}" if self.tag else name)
-
-    @property
-    def alias(self) -> str:
-        """The name under which the installed model is found, however it was spelled."""
-        revision = "" if self.revision == "main" else f"@{self.revision}"
-        return normalise_name(self.repo + revision + (f":{self.tag}" if self.tag else ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +48,10 @@ ForeignReference = HubReference | LocalReference
 Reference = CatalogEntry | ForeignReference
 
 
-def hub_repository(reference: Reference) -> HubReference | None:
-    """The repository that a reference stands for; None for packages and local files."""
-    if isinstance(reference, CatalogEntry) and isinstance(source := reference.source, HubSource):
-        return HubReference(source.repo, source.revision, source.tag, reference.format)
-    return reference if isinstance(reference, HubReference) else None
-
-
 def parse_reference(name: str, catalog: Catalog) -> Reference:
-    """What `name` stands for; names of the catalog come first. Makes no network calls.
+    """What `name` stands for; the catalog comes first. Makes no network calls.
 
-    Raises ModelNotFound when it has none of the known forms, BadRequest for a path that cannot be.
+    Raises ModelNotFound for none of the known forms, BadRequest for a path that cannot be.
     """
     name = name.strip()
     if (entry := catalog.find(name)) is not None:
@@ -130,7 +94,7 @@ def is_foreign(name: str) -> bool:
 
 
 def alias_of(name: str) -> str:
-    """The form in which the names of installed models are compared, whatever the spelling of their source."""
+    """The form in which names of installed models are compared."""
     try:
         reference = foreign_reference(name.strip())
     except BadRequest:
@@ -164,14 +128,9 @@ def _local(name: str) -> LocalReference:
     return LocalReference(path)
 
 
-def as_id(name: str) -> str:
-    """A name as a directory of a store may have it."""
-    return _NOT_OF_AN_ID.sub("-", name.lower()).strip("-._") or "model"
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file: `size` in bytes, and the hash that its source declares (hex): sha256 or that of the git object."""
+    """One file: `size` in bytes, and the declared hash (hex): sha256, or that of the git object."""
 
     path: str
     size: int
@@ -227,7 +186,7 @@ class Selection:
 
 
 def safetensors_of(names: Collection[str]) -> list[str]:
-    """Those of a directory's files that hold its weights: one, or all shards; none where one is missing."""
+    """The files of a directory with its weights: one, or all shards; none where one is missing."""
     if SAFETENSORS_FILE in names:
         return [SAFETENSORS_FILE]
     shards = {name: int(found[1]) for name in names if (found := _SHARD.fullmatch(name))}
@@ -240,10 +199,9 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def select(listing: Listing, tag: str | None = None, form: SourceFormat | None = None) -> Selection:
-    """Choose the files of a repository, in the `form` that its catalog entry names, else in the first that it holds.
+    """Choose the files of a repository, in the `form` of its catalog entry, else the first form that it holds.
 
-    GGUF files come last, unless a `tag` asks for one: beside other forms they are extras.
-    Raises SourceRejected with the reason and a command that helps.
+    GGUF files come last, unless a `tag` asks for one. Raises SourceRejected with a command that helps.
     """
     top = {file.path: file for file in listing.files if "/" not in file.path}
     ggufs = [file for file in listing.files if file.path.lower().endswith(".gguf")]

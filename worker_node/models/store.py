@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -33,7 +32,7 @@ from worker_node.core.errors import (
 )
 from worker_node.core.operating_system import flush, lock, try_lock
 from worker_node.core.types import ModelKind, Progress, Silent
-from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, normalise_name
+from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, as_id, normalise_name
 from worker_node.models.convert.job import recognised
 from worker_node.models.directory import (
     MANIFEST_FILE,
@@ -45,13 +44,12 @@ from worker_node.models.directory import (
     read_directory,
     read_facts,
 )
-from worker_node.models.disk import check_listable, forbidden, storage_problem
+from worker_node.models.disk import storage_problem
 from worker_node.models.pull import PullSpec, has_changed, prepare
 from worker_node.models.sources import (
     SAFETENSORS_FILE,
     LocalReference,
     alias_of,
-    as_id,
     foreign_reference,
     is_foreign,
     parse_reference,
@@ -78,26 +76,24 @@ class ModelStore:
     """Finds, makes and removes models under one root; several processes may use it at once."""
 
     def __init__(self, root: Path | None = None, catalog: Catalog | None = None) -> None:
-        """Raises ConfigurationError where `root` is, or is below, something else than a directory."""
+        """Raises ConfigurationError unless `root` is a readable directory, or not there yet."""
         self.root = default_store_root() if root is None else root
         try:
-            directory = stat.S_ISDIR(self.root.stat().st_mode)
+            os.scandir(self.root).close()
         except NotADirectoryError:
-            directory = False
-        except OSError:
-            directory = True  # not there yet, or not readable: the code that uses it reports that
-        else:
-            if directory and not os.access(self.root, os.R_OK | os.X_OK):
-                raise ConfigurationError(f"the model store: {storage_problem(forbidden(self.root))}")
-        if not directory:
             raise ConfigurationError(
                 f"the model store {self.root} is not a directory; set {STORE_VARIABLE} (or --model-store) to one"
-            )
+            ) from None
+        except PermissionError as error:
+            raise ConfigurationError(f"the model store: {storage_problem(error)}") from None
+        except OSError:
+            pass  # not there yet, or the code that uses it reports what is wrong
         self.catalog = Catalog.load() if catalog is None else catalog
 
     def directories(self) -> list[Path]:
         """Every directory that is, claims to be, or may hide a model. Raises PermissionError if the root is closed."""
-        check_listable(self.root)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.scandir(self.root).close()  # from Python 3.13 on, glob finds nothing in a closed directory
         found = [*self.root.glob(f"*/{MANIFEST_FILE}"), *self.root.glob(f"*/{MODEL_FILE}")]
         closed = {path for path in self.root.glob("*/") if _ID.fullmatch(path.name) and not os.access(path, os.X_OK)}
         return sorted({path.parent for path in found if not path.parent.name.startswith(".")} | closed)
@@ -121,7 +117,7 @@ class ModelStore:
         return directory
 
     def get(self, name: str, served: Iterable[str] = ()) -> InstalledModel:
-        """The installed model of that id or alias; `served` are names of others, for the error.
+        """The installed model of that id or alias. `served` names others, for the error.
 
         Raises ModelNotFound when it is not installed, ConfigurationError when its directory is damaged.
         """
@@ -143,8 +139,8 @@ class ModelStore:
     ) -> PullSpec:
         """What a pull of `name` would make; `model_id` None is the source's own name. Makes no network calls.
 
-        With a `quantization` other than the catalog's the model is installed beside the usual one, as `<id>-<form>`.
-        Raises ModelNotFound, and BadRequest for a name that stands for nothing, is not possible, or is the catalog's.
+        With a `quantization` other than the catalog's it is installed beside the usual one, as `<id>-<form>`.
+        Raises ModelNotFound, and BadRequest for a name that is not possible or the catalog's.
         """
         reference = parse_reference(name, self.catalog)
         if isinstance(reference, CatalogEntry):
@@ -160,6 +156,7 @@ class ModelStore:
                 default = f"{reference.id}-{quantization}"
         else:
             default = reference.model_id
+
         chosen = default if model_id is None else normalise_name(model_id)
         if _ID.fullmatch(chosen) is None:
             raise BadRequest(
@@ -167,6 +164,7 @@ class ModelStore:
                 "choose one with npu-node pull --name",
                 param="name",
             )
+
         owner = self.catalog.find(chosen)
         if owner is not None and owner is not reference:
             config = peek_config(reference.path / "config.json") if isinstance(reference, LocalReference) else {}
@@ -196,6 +194,7 @@ class ModelStore:
         model, reference = read_directory(target), spec.reference
         if isinstance(reference, CatalogEntry):
             return model
+
         if reference.alias not in model.aliases or spec.quantization not in {None, model.quantization}:
             raise ConversionFailed(
                 f"{target} exists, made from {model.source}; choose another name with --name, or remove it: npu-node "
@@ -211,8 +210,8 @@ class ModelStore:
     def pull(self, spec: PullSpec | str, progress: Progress | None = None) -> InstalledModel:
         """Download, verify and convert a model; does nothing when it is installed.
 
-        Raises ModelNotFound, BadRequest or SourceRejected (the source), ModelError when a step fails; the store is then
-        as it was, and what was downloaded is kept for the next try.
+        Raises ModelNotFound, BadRequest, SourceRejected or another ModelError. The store is then as it was, and what
+        was downloaded is kept for the next try.
         """
         if isinstance(spec, str):
             spec = self.pull_spec(spec)
@@ -231,19 +230,18 @@ class ModelStore:
                 discard(directory, directory.name)
 
     def _directory(self, name: str) -> Path | None:
-        entry = self.catalog.find(name)
+        """By id or alias, else by source; of several models of a source, the one that is called as it is."""
+        entry, directories = self.catalog.find(name), self.directories()
         wanted = {normalise_name(name), entry.id if entry else normalise_name(name)}
-        found = next((path for path in self.directories() if path.name.lower() in wanted), None)
-        return found or self._by_source(name)
+        for path in directories:
+            if path.name.lower() in wanted:
+                return path
 
-    def _by_source(self, name: str) -> Path | None:
-        """The model of that hub repository, URL or path; of several the one that is called as the source is."""
         alias = alias_of(name)
-        same = [path for path in self.directories() if alias in read_facts(path).aliases]
-        if not same[1:]:
-            return next(iter(same), None)
-        reference = foreign_reference(name)
-        return min(same, key=lambda path: (reference is None or path.name != reference.model_id, path.name))
+        same = [path for path in directories if alias in read_facts(path).aliases]
+        if len(same) > 1 and (reference := foreign_reference(name)) is not None:
+            same.sort(key=lambda path: path.name != reference.model_id)
+        return same[0] if same else None
 
     def _install(self, spec: PullSpec, progress: Progress) -> InstalledModel:
         """Make the model, alone of all processes, unless another one has made it by then."""
@@ -316,8 +314,10 @@ def sweep(root: Path) -> list[Path]:
     removed = []
     for path in root.glob(f"{_DOWNLOADS}/*"):
         with _lock_file(root, path.name) as file:
+            if not try_lock(file):
+                continue
             written = max(found.lstat().st_mtime for found in (path, *path.rglob("*")))
-            if try_lock(file) and time.time() - written > _KEPT_S:
+            if time.time() - written > _KEPT_S:
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)
     for path in root.glob(".partial-*"):
@@ -353,9 +353,8 @@ def open_directory(
 ) -> InstalledModel:
     """Return the model of a directory anywhere on this machine, under `name`.
 
-    What has to be made of an encoder is kept in a store of its own, `prepared`. `pooling` (mean, cls, last) and
-    `normalize` count for encoders whose files do not specify them. Raises ConfigurationError, naming the file that is
-    missing or cannot be used.
+    What has to be made of an encoder is kept in a store of its own, `prepared`. `pooling` and `normalize` count where
+    the files do not specify them. Raises ConfigurationError, naming the file that is missing or cannot be used.
     """
     if not path.is_dir():
         raise ConfigurationError(f"{path} is not a directory")
@@ -370,11 +369,13 @@ def open_directory(
                 f"{path / MANIFEST_FILE}: the model has its own pooling; remove pooling and normalize"
             )
         return found
+
     if not (path / MODEL_FILE).is_file() and not weight_files(path) and known is None:
         raise ConfigurationError(
             f"{path}: holds neither {MODEL_FILE} nor {SAFETENSORS_FILE}; npu-node pull makes a model of a GGUF "
             "file, optimum-cli export openvino of other published models"
         )
+
     kind = ModelKind.EMBEDDING if known is None else known[0]
     # Names, sizes and times of the files that decide: hashing gigabytes at every start would take seconds.
     decisive = [file for file in sorted((*path.glob("*.*"), *path.glob("*/config.json"))) if file.is_file()]
@@ -382,6 +383,7 @@ def open_directory(
     identity = repr((_VERSION, str(path), kind, pooling, normalize, stamps))
     label = as_id(name)[:_LABEL_LENGTH]
     model_id = f"{label}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+
     source = LocalReference(path)
     spec = PullSpec(source, model_id, kind=kind, pooling=pooling, normalize=normalize)
     try:
@@ -399,7 +401,7 @@ def open_directory(
 
 
 def apparent_kind(directory: Path) -> str | None:
-    """The kind of model that the small files of a directory show, whatever is wrong with the others; None: nothing."""
+    """The kind of model that the small files of a directory show, whatever is wrong with the others."""
     if (kind := read_facts(directory).kind) is not None:
         return kind
     if (known := recognised(directory)) is not None:

@@ -55,7 +55,6 @@ class RecentFailures:
     _entries: dict[tuple[str, str, str | None, str | None], Failure] = field(default_factory=dict)
 
     def add(self, error: NodeError, route: str) -> None:
-        """A request to `route` ended with `error`."""
         now = self.clock()
         key = (error.code, route, error.model, error.device)
         known = self._entries.pop(key, None)
@@ -66,7 +65,6 @@ class RecentFailures:
             del self._entries[next(iter(self._entries))]
 
     def latest_first(self) -> list[Failure]:
-        """The entries, the one that failed last before the others."""
         return list(reversed(self._entries.values()))
 
 
@@ -160,7 +158,6 @@ class Telemetry:
         self.http_requests.labels(route, str(status)).inc()
 
     def failed(self, route: str, error: NodeError) -> None:
-        """Count an error that a request ended with, and keep it among the latest."""
         self.errors.labels(error.code).inc()
         self.failures.add(error, route)
 

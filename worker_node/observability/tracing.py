@@ -60,6 +60,7 @@ def open_tracing(*, enabled: bool) -> Tracing:
             f"tracing is on and {error.name} is not installed; run {INSTALL_EXTRA.format('tracing')}, or "
             "leave tracing out"
         ) from error
+
     named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "npu-node"), "service.version": __version__}
     provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -130,7 +131,6 @@ class Tracing:
             operation.end()
 
     async def close(self) -> None:
-        """Send what was not sent yet."""
         await asyncio.to_thread(self._flush)
 
 
@@ -138,7 +138,6 @@ OFF = Tracing()
 
 
 def set_response_status(span: Span, status: int) -> None:
-    """Record the status of the HTTP response in the span of its request."""
     span.set_attribute("http.response.status_code", status)
     if status >= 500:
         span.set_attribute("error.type", str(status))
@@ -186,7 +185,6 @@ class Operation:
             self.begin("")
 
     def submitted(self, engine: Engine) -> None:
-        """The engine is given the job now."""
         if self.recording:
             if (pid := engine.status.pid) is not None:
                 self._engine_attributes["process.pid"] = pid
@@ -208,6 +206,7 @@ class Operation:
         if not self.recording:
             return
         self._known_end = True
+
         found: Attributes = {"gen_ai.usage.input_tokens": usage.prompt_tokens}
         if finish_reason is not None:
             found["gen_ai.usage.output_tokens"] = usage.completion_tokens
@@ -237,6 +236,7 @@ class Operation:
         if not self._known_end:
             self._span.set_attribute("npu.abandoned", True)
         self.begin("")
+
         engine: Span | None = None
         engine_end = 0
         for (stage, since), (_, until) in pairwise(self._stages):

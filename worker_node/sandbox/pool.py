@@ -48,7 +48,7 @@ class PreparationLimits:
 
 
 class _Process:
-    """A process that serves one call at a time; used by one thread, but for `kill`."""
+    """A process that serves one call at a time; used by one thread, but for killing it."""
 
     def __init__(self, memory_bytes: int, modules: Sequence[str]) -> None:
         self.popen, link = start_module("worker_node.sandbox.worker", memory_bytes, *modules)
@@ -62,15 +62,12 @@ class _Process:
         try:
             self._connection.send_bytes(body)
             if not self._connection.poll(wall_s):
-                self.kill()
+                self.popen.kill()
                 return None
             reply: Reply = replies.decode(self._connection.recv_bytes())
             return reply
         except (EOFError, OSError):
             raise ProcessEnded(self.end()) from None
-
-    def kill(self) -> None:
-        self.popen.kill()
 
     def end(self) -> int:
         """End the process and return its exit status, which is its own if it is ending by itself."""
@@ -105,14 +102,13 @@ class PreparationPool:
         """End the processes; calls in flight fail."""
         self._closed = True
         for process in tuple(self._processes):
-            process.kill()
+            process.popen.kill()
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
         await asyncio.gather(*(asyncio.to_thread(process.end) for process in self._processes))
         self._processes.clear()
 
     @property
     def pids(self) -> frozenset[int]:
-        """The ids of the processes that live now."""
         return frozenset(process.popen.pid for process in tuple(self._processes))
 
     async def run(self, function: Callable[..., Any], *arguments: Any, deadline: float, param: str) -> Any:

@@ -31,8 +31,6 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Returned(msgspec.Struct, frozen=True, tag="returned", array_like=True):
-    """What the function returned."""
-
     value: Any
 
 
@@ -67,7 +65,6 @@ def encode(message: Call | Reply) -> bytes:
 
 
 def run(call: Call) -> Reply:
-    """Run one call."""
     limit_cpu(call.cpu_s)
     try:
         module, _, function = call.function.partition(":")

@@ -73,7 +73,6 @@ class JobQueue(Generic[J]):
         return len(self._prompts)
 
     def add(self, job: J) -> None:
-        """Add a job that waits."""
         self._prompts[job.id] = Prompt(job, job.prompt_tokens)
 
     def remove(self, job_id: int) -> Prompt[J] | None:

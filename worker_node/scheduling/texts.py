@@ -123,7 +123,6 @@ class TextQueue:
         return len(self._interactive) + len(self._batch)
 
     def add(self, text: Waiting) -> None:
-        """Add a text that waits."""
         (self._interactive if text.interactive else self._batch).add(text)
 
     def remove(self, job_id: int, row: int) -> bool:

@@ -29,9 +29,10 @@ async def compile_ahead(
     canary. Raises ConfigurationError when this kind of model has no blobs or `out` holds something else,
     EngineUnavailable when an engine does not become ready, OSError.
     """
-    _check_kind(installed)
-    _check_target(out)
-    place = PlacementSettings(device=Device.NPU, load="lazy", plugin_config=_plugin_config(wanted))
+    _check(installed, out)
+    given = next((place for place in wanted.placements or () if place.device is Device.NPU), None)
+    config = {} if given is None else dict(given.plugin_config)
+    place = PlacementSettings(device=Device.NPU, load="lazy", plugin_config=config)
     options = {name: value for name, value in wanted.options.items() if name != "blobs"}
     wanted = wanted.model_copy(update={"placements": (place,), "options": options})
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -47,25 +48,17 @@ async def compile_ahead(
     return read_record(out)
 
 
-def _check_kind(installed: InstalledModel) -> None:
+def _check(installed: InstalledModel, out: Path) -> None:
+    """Raise ConfigurationError unless the model has blobs, and `out` is new, empty, or holds blobs alone."""
     if not issubclass(engine_for(installed.kind, Device.NPU), BlobOptions):
         raise ConfigurationError(
             f"{installed.id}: models for {installed.kind} have no blobs; what is compiled for them is kept in "
             "compile_cache"
         )
-
-
-def _check_target(out: Path) -> None:
-    """Raise ConfigurationError unless `out` is new, empty, or a directory of blobs that this command wrote."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise ConfigurationError(f"--out {out} is not a directory; name one that does not exist")
     if out.is_dir() and any(out.iterdir()) and not (out / RECORD_FILE).is_file():
         raise ConfigurationError(f"--out {out} holds other files; name a directory that is new or empty")
-
-
-def _plugin_config(wanted: ModelSettings) -> dict[str, object]:
-    places = [place for place in wanted.placements or () if place.device is Device.NPU]
-    return dict(places[0].plugin_config) if places else {}
 
 
 async def _load(installed: InstalledModel, wanted: ModelSettings, machine: Machine) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker_node.core.types import RequestContext
-from worker_node.encoders.jobs import DynamicEncoderOptions, RowJob, RowResult, StaticEncoderOptions, row_job
+from worker_node.encoders.jobs import DynamicEncoderOptions, RowResult, StaticEncoderOptions, row_job
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import JobEngine
@@ -61,38 +61,44 @@ def rows_run(
     return SingleRun(demand, context, job, RowResult, len(rows), work, began, prepared)
 
 
-def known_that_fit(lengths: Sequence[int], limit: int, wanted: ModelSettings) -> list[int]:
-    """The indices of the known texts, given their lengths in tokens, that the engine's canary can use.
-
-    Raises ConfigurationError when fewer than two fit its longest bucket of `limit` tokens.
-    """
-    least = sorted(lengths)[min(_KNOWN_TEXTS, len(lengths)) - 1]
-    if limit < least:
-        raise wanted.error(
-            "npu_buckets",
-            f"npu_buckets: the longest has {limit} tokens, and one of at least {least} is needed: before the model is "
-            "called ready, its engine is examined with known texts",
-        )
-    return [place for place, length in enumerate(lengths) if length <= limit]
-
-
 Floats = npt.NDArray[np.float32]
 
 
 def known_answers_canary(
-    job: Callable[[float], RowJob], shape: tuple[int, ...], fault: Callable[[Floats], str | None]
+    rows: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[float]],
+    plan: EnginePlan,
+    wanted: ModelSettings,
+    fault: Callable[[Floats, Floats], str | None],
+    *,
+    second: Sequence[int] = (),
 ) -> Canary:
-    """The canary that runs known rows: `job` makes the job for a deadline, `fault` says what is wrong with the output.
+    """The canary that runs known rows, those that the planned engine holds; `second` as in `RowJob`.
 
-    A device that computes garbage raises no error, so an engine must prove itself before it is ready.
+    `fault` says what is wrong with an output, given it and the known answers. A device that computes garbage raises no
+    error, so an engine must prove itself before it is ready. Raises ConfigurationError when fewer than two rows fit.
     """
+    lengths = [len(row) for row in rows]
+    least = sorted(lengths)[min(_KNOWN_TEXTS, len(lengths)) - 1]
+    if plan.prompt_limit < least:
+        raise wanted.error(
+            "npu_buckets",
+            f"npu_buckets: the longest has {plan.prompt_limit} tokens, and one of at least {least} is needed: before "
+            "the model is called ready, its engine is examined with known texts",
+        )
+
+    fitting = [place for place, length in enumerate(lengths) if length <= plan.prompt_limit]
+    ids = [rows[place] for place in fitting]
+    types = [second[place] for place in fitting] if second else ()
+    expected = np.asarray([answers[place] for place in fitting], np.float32)
 
     async def check(engine: JobEngine) -> None:
-        async with aclosing(engine.run(job(time.monotonic() + CANARY_TIMEOUT_S), RowResult)) as results:
-            found = (await anext(results)).rows(shape[0])
-        if found.shape != shape:
-            raise CanaryFailed(f"output of shape {found.shape}, not {shape}")
-        if message := fault(found):
+        job = row_job(ids, time.monotonic() + CANARY_TIMEOUT_S, second=types)
+        async with aclosing(engine.run(job, RowResult)) as results:
+            found = (await anext(results)).rows(len(ids))
+        if found.shape != expected.shape:
+            raise CanaryFailed(f"output of shape {found.shape}, not {expected.shape}")
+        if message := fault(found, expected):
             raise CanaryFailed(message)
 
     return check

@@ -289,12 +289,11 @@ S = TypeVar("S", bound=SingleResult)
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[S]):
-    """A result with the route that it took in the end; the request waited `loading_s` seconds for its model."""
+    """A result with the route that it took in the end."""
 
     result: S
     route: Route
     timing: Timing
-    loading_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,4 +345,4 @@ async def run_selected(services: Services, run: SingleRun[S], selection: Selecti
         inference=result.inference_s * 1e3,
         total=(time.monotonic() - context.arrived) * 1e3,
     )
-    return Answer(result, execution.route, timing, selection.loading_s)
+    return Answer(result, execution.route, timing)

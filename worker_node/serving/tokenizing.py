@@ -154,6 +154,7 @@ def beginning(
                 "remove white space and other characters that are not text"
             )
         size *= _GROWTH
+
     return text
 
 
@@ -244,6 +245,7 @@ class RowTokenizer:
     ) -> list[Pair]:
         """The pair of the query with each document; see `encode_pairs`."""
         asked = beginning(self.whole, query, self.limit, COUNTED_CHARACTERS, go_on)
+
         # Once: a long query would be tokenized again for each document.
         question = self.whole.encode_batch_fast([asked], add_special_tokens=False)[0]
         fixed = len(question) + self.whole.num_special_tokens_to_add(is_pair=True)
@@ -254,6 +256,7 @@ class RowTokenizer:
                 "shorten it",
                 param="query",
             )
+
         encodings = self._encodings(documents, go_on, truncate=truncate, most=most, field=field, question=question)
         return [Pair(pair.ids, (*pair.type_ids, 1).index(1)) for pair in encodings]
 

@@ -16,6 +16,7 @@ from pydantic import (
     PlainValidator,
     PrivateAttr,
     ValidationError,
+    ValidationInfo,
     create_model,
     field_validator,
     model_validator,
@@ -33,7 +34,7 @@ from worker_node.engines.options import (
     options_of,
 )
 
-# Properties of the NPU that are settings here: they are moved there while the settings are read.
+# Properties of the NPU that are settings here.
 SETTING_OF: Mapping[str, str] = {
     "CACHE_DIR": "compile_cache",
     "GENERATE_HINT": "generate_hint",
@@ -82,9 +83,11 @@ class PlacementSettings(BaseModel):
 
     @field_validator("plugin_config")
     @classmethod
-    def _no_silent_fallback(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _no_other_device_nor_setting(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if "NPUW_DEVICES" in value:
             raise ValueError("NPUW_DEVICES would let another device take over in silence; name it in placements")
+        if info.data.get("device") is Device.NPU and (known := sorted(value.keys() & SETTING_OF.keys())):
+            raise ValueError(f"{known[0]} is a setting of the model: remove it here, and set {SETTING_OF[known[0]]}")
         return value
 
 
@@ -200,7 +203,7 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
         if "options" in data:
             wrong = custom_error("extra_forbidden", ("options",), "unknown key")
             raise ValidationError.from_exception_data(cls.__name__, [wrong], hide_input=True)
-        known, data = known_options(), _named_as_here(data)
+        known = known_options()
         core = {key: value for key, value in data.items() if key not in known}
         if "name" not in core and core.get("path"):
             core["name"] = Path(core["path"]).name.lower()
@@ -221,31 +224,3 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
         if isinstance(value, list | tuple):
             return tuple({"device": item} if isinstance(item, str) else item for item in value)
         return value
-
-
-def _named_as_here(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with the NPU's properties in `plugin_config` moved to the settings of the same meaning.
-
-    OpenVINO Model Server has `plugin_config` beside one device; here it moves to the placement of that device.
-    """
-    found, places = dict(table), table.get("placements")
-    if not isinstance(places, list | tuple):
-        return found
-    tables = [{"device": place} if isinstance(place, str) else place for place in places]
-    if len(tables) == 1 and isinstance(tables[0], dict) and "plugin_config" in found:
-        tables[0] = {"plugin_config": found.pop("plugin_config"), **tables[0]}
-    wrong = []
-    for index, place in enumerate(tables):
-        config = place.get("plugin_config") if isinstance(place, dict) and place.get("device") == Device.NPU else None
-        if not isinstance(config, dict):
-            continue
-        for native in sorted(config.keys() & SETTING_OF.keys()):
-            ours = SETTING_OF[native]
-            if str(found.setdefault(ours, config[native])) != str(config[native]):
-                clash = f"is {config[native]} and {ours} of the model is {found[ours]}; both mean the same: remove one"
-                wrong.append(custom_error("twice", ("placements", index, "plugin_config", native), clash))
-        left = {name: value for name, value in config.items() if name not in SETTING_OF}
-        tables[index] = place | {"plugin_config": left}
-    if wrong:
-        raise ValidationError.from_exception_data("placements", wrong, hide_input=True)
-    return found | {"placements": tables}

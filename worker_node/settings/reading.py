@@ -54,21 +54,15 @@ class InvalidSettings(ConfigurationError):
 def _explain(error: ValidationError, source_of: Callable[[str], str]) -> list[SettingProblem]:
     """Every problem of a failed validation of NodeSettings; `source_of` names what gave a setting of the node."""
     details = error.errors(include_input=False, include_url=False)
-    paths = [detail["loc"] for detail in details]
-    # Pydantic counts a list's wrong items as missing from it, too.
-    details = [detail for detail in details if detail["type"] != "too_short" or not _has_below(detail["loc"], paths)]
-    return [
-        SettingProblem(
-            source_of(str(detail["loc"][0]) if detail["loc"] else ""),
-            _key(detail["loc"]),
-            _message(detail),
-        )
-        for detail in details
-    ]
-
-
-def _has_below(path: Sequence[str | int], paths: Sequence[Sequence[str | int]]) -> bool:
-    return any(len(other) > len(path) and tuple(other[: len(path)]) == tuple(path) for other in paths)
+    problems = []
+    for detail in details:
+        path = detail["loc"]
+        deeper = [other["loc"] for other in details if len(other["loc"]) > len(path)]
+        # Pydantic counts a list's wrong items as missing from it, too.
+        if detail["type"] != "too_short" or not any(other[: len(path)] == path for other in deeper):
+            source = source_of(str(path[0]) if path else "")
+            problems.append(SettingProblem(source, _key(path), _message(detail)))
+    return problems
 
 
 def _key(path: Sequence[str | int]) -> str:

@@ -64,18 +64,6 @@ async def test_auto_and_none_leave_the_model_free(http, node):
     assert auto["usage"]["prompt_tokens"] > none["usage"]["prompt_tokens"]
 
 
-async def test_results_of_tools_are_part_of_the_conversation(http, node):
-    called = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
-    history = [
-        *QUESTION,
-        {"role": "assistant", "content": None, "tool_calls": [called]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
-    ]
-    reply, body = await chat(http, node, messages=history)
-    assert reply.status == 200
-    assert body["usage"]["prompt_tokens"] > 50
-
-
 async def test_an_answer_is_a_json_object(http, node):
     wanted = {"response_format": {"type": "json_object"}, "max_tokens": 24, "temperature": 0.8}
     ended = 0
@@ -87,24 +75,6 @@ async def test_an_answer_is_a_json_object(http, node):
             ended += 1
             assert isinstance(json.loads(choice["message"]["content"]), dict)
     assert ended
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
-        ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
-        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "xml"}}, "response_format"),
-        ({"functions": [WEATHER]}, "functions"),
-        ({"top_logprobs": 1}, "top_logprobs"),
-    ],
-)
-async def test_what_cannot_be_is_refused(http, node, fields, param):
-    reply, body = await chat(http, node, **fields)
-    assert reply.status == 400
-    assert body["error"]["param"].startswith(param)
 
 
 async def test_each_penalty_changes_the_answer(http, node):

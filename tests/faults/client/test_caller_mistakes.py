@@ -19,7 +19,7 @@ from backend_client import (
     RequestRejected,
     sync,
 )
-from backend_client.fleet.breaker import BreakerState
+from backend_client.fleet.node import BreakerState
 
 DEAD = "http://127.0.0.1:1"
 QUESTION = [{"role": "user", "content": "Where?"}]

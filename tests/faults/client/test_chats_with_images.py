@@ -4,7 +4,7 @@ import pydantic
 import pytest
 
 from backend_client import ConfigurationError, NPUClient, RequestRejected
-from backend_client.http.forms import writing_kind
+from backend_client.http.messages import writing_kind
 from backend_client.testing import FakeFleet
 from tests.faults.scripted_node import WRITER as TEXT_MODEL
 

@@ -13,7 +13,6 @@ import pytest
 from aiohttp import web
 
 from backend_client import ClientSettings, NPUClient
-from backend_client.cli import embed
 from backend_client.cli.main import main
 from tests.faults.scripted_node import (
     ANSWER,
@@ -152,18 +151,6 @@ def test_health_is_watched_until_interrupted(scripted_node):
     assert (look, printed, watching.returncode) == ("draining", "npu-client: interrupted\n", 130)
 
 
-@pytest.mark.parametrize("what", ["embed", "generate"])
-def test_bench_prints_rates_and_who_served(node, capsys, what):
-    assert main(["bench", "--what", what, "--calls", "6", "--concurrency", "2"]) == 0
-    head, figures, by = capsys.readouterr().out.splitlines()
-    assert head.split()[:2] == ["CALLS", "FAILED"]
-    assert figures.split()[:2] == ["6", "0"]
-    assert by == f"6 by {node}"
-    assert main(["--node", DEAD, "bench", "--calls", "3"]) == 1
-    out, err = capsys.readouterr()
-    assert (out, err.partition(": http")[0]) == ("", "npu-client: there is no node to measure")
-
-
 def test_embed_prints_a_vector_a_line(node, capsys):
     assert main(["embed", "one", "two"]) == 0
     printed = capsys.readouterr()
@@ -271,80 +258,6 @@ def test_wrong_settings_are_named_and_not_quoted(capsys, monkeypatch, name, valu
 
 
 TEXTS = [f"text {index} ä" for index in range(300)]
-
-
-@pytest.fixture
-def source(tmp_path):
-    path = tmp_path / "texts.jsonl"
-    lines = [json.dumps({"id": f"id-{index}", "text": text}) for index, text in enumerate(TEXTS)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-def read(path):
-    if path.suffix == ".npy":
-        return np.load(path)
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert [(row["index"], row["id"], row["space"]) for row in rows] == [
-        (index, f"id-{index}", "space-a") for index in range(300)
-    ]
-    return np.float32([row["embedding"] for row in rows])
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".jsonl"])
-@pytest.mark.usefixtures("node")
-def test_each_format_holds_every_vector_in_order(source, tmp_path, suffix):
-    out = tmp_path / f"out{suffix}"
-    assert main(["embed", "--in", str(source), "--out", str(out)]) == 0
-    np.testing.assert_array_equal(read(out), vectors_for(TEXTS))
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([out.name, source.name])
-
-
-@pytest.fixture
-def fails_late(scripted_node, monkeypatch):
-    """The node answers no request with one of the texts; fragments are small enough that some are done before."""
-    monkeypatch.setattr(embed, "ROWS_PER_FRAGMENT", 1)
-    # A client that asks once: retries would only make these tests slower.
-    monkeypatch.setenv("NPU_CLIENT_RETRY__ATTEMPTS", "1")
-    scripted_node.respond = answering(
-        lambda: error_response(503, "engine_unavailable") if TEXTS[250] in scripted_node.bodies[-1]["texts"] else None
-    )
-
-
-@pytest.mark.usefixtures("fails_late")
-def test_what_is_done_is_not_done_again(scripted_node, source, tmp_path, capsys):
-    out = tmp_path / "out.npy"
-    assert main(["embed", "--in", str(source), "--out", str(out)]) == 1
-    assert not out.exists()
-    scripted_node.respond = None
-    scripted_node.bodies.clear()
-    assert main(["embed", "--in", str(source), "--out", str(out)]) == 0
-    again = {text for body in scripted_node.bodies for text in body["texts"]}
-    assert TEXTS[250] in again
-    assert TEXTS[0] not in again
-    np.testing.assert_array_equal(read(out), vectors_for(TEXTS))
-    assert f"300 texts ({300 - len(again & set(TEXTS))} of them done before)" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("fails_late")
-def test_another_vector_space_or_input_does_not_continue(scripted_node, source, tmp_path, capsys):
-    out = tmp_path / "out.npy"
-    assert main(["embed", "--in", str(source), "--out", str(out)]) == 1
-    scripted_node.respond = None
-    scripted_node.space = "space-b"
-    assert main(["embed", "--in", str(source), "--out", str(out)]) == 1
-    assert "vector space" in capsys.readouterr().err
-    scripted_node.space = "space-a"
-    source.write_text('"another"\n', encoding="utf-8")
-    assert main(["embed", "--in", str(source), "--out", str(out)]) == 1
-    assert "holds another job" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("node")
-def test_each_line_of_a_text_file_is_a_row_empty_ones_too(tmp_path):
-    (tmp_path / "in.txt").write_bytes("a\r\n\nä".encode())
-    assert main(["embed", "--in", str(tmp_path / "in.txt"), "--out", str(tmp_path / "out.npy")]) == 0
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), vectors_for(["a", "", "ä"]))
 
 
 async def test_embed_stream_keeps_the_order_and_little_in_memory(pair):

@@ -10,10 +10,10 @@ import pytest
 from dns import asyncresolver
 
 from backend_client import ClientOptions, NPUClient, NPUUnavailableError
-from backend_client.fleet import discovery
-from backend_client.fleet.discovery import Follower, find_nodes, srv_nodes
+from backend_client.fleet import runtime
+from backend_client.fleet.runtime import Follower, find_nodes, srv_nodes
 from backend_client.http.addresses import NodeAddress
-from backend_client.lifetime import Shared
+from backend_client.lifetime import DaemonThread
 
 QUICK = ClientOptions(discovery_interval=0.02)
 
@@ -74,7 +74,7 @@ def resolving(monkeypatch, addresses, name="npu.internal"):
 )
 async def test_a_name_is_a_node_for_each_host(monkeypatch, addresses, expected):
     resolving(monkeypatch, addresses)
-    assert await find_nodes(NodeAddress("dns", "npu.internal", 8081), Shared()) == expected
+    assert await find_nodes(NodeAddress("dns", "npu.internal", 8081), DaemonThread("resolve")) == expected
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ async def test_a_node_leaves_only_when_its_source_leaves_it_out_twice_and_fixed_
             raise answer
         return [name if " " in name else f"http://{name}:1" for name in answer]
 
-    monkeypatch.setattr(discovery, "find_nodes", find)
+    monkeypatch.setattr(runtime, "find_nodes", find)
     fleet = {"http://a:1"}
     follower = Follower([NodeAddress("dns", "b", 1)], ["http://a:1"], add=fleet.update, remove=fleet.difference_update)
     seen = []

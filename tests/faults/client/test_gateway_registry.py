@@ -14,11 +14,9 @@ from yarl import URL
 
 from backend_client.errors import ConfigurationError
 from backend_client.gateway import app as gateway_app
-from backend_client.gateway import registry as gateway_registry
+from backend_client.gateway import keys as gateway_keys
 from backend_client.gateway.cli import main
-from backend_client.gateway.keys import KeyFile, KeyStore
-from backend_client.gateway.limits import Refusal
-from backend_client.gateway.registry import EXPIRY_S, Registry
+from backend_client.gateway.keys import EXPIRY_S, KeyFile, KeyStore, Refusal, Registry
 from backend_client.http.addresses import parse_nodes
 from tests.faults.client.test_gateway import STREAM, gateway
 
@@ -214,7 +212,7 @@ async def test_no_node_is_silent_while_no_announcement_can_be_written(tmp_path, 
         await until(served)
         with contextlib.closing(sqlite3.connect(tmp_path / "keys.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            monkeypatch.setattr(gateway_registry, "EXPIRY_S", 0.0)
+            monkeypatch.setattr(gateway_keys, "EXPIRY_S", 0.0)
 
             async def failed():
                 return "the announced nodes stay as they are" in caplog.text

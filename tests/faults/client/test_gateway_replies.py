@@ -2,12 +2,17 @@
 
 Of two nodes the one that is asked first sends something else; the other one's reply is the caller's."""
 
+import base64
 import json
+import math
 
 import aiohttp
+import numpy as np
 import pytest
 from aiohttp import web
 
+import backend_client
+from backend_client import NPUClient
 from backend_client.http.routes import ROUTES
 from backend_client.testing.node import EMBEDDER, LISTENER, RERANKER, WRITER, route_headers
 from tests.faults.client.test_gateway import gateway
@@ -62,6 +67,54 @@ WRONG = {
 }
 
 
+GOOD = [0.5] * 8
+
+
+def encoded(vector):
+    return base64.b64encode(np.float32(vector).tobytes()).decode()
+
+
+def rows_of(*vectors):
+    return [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+
+
+def ranking(*rows):
+    return {"results": [{"index": index, "relevance_score": score} for index, score in rows]}
+
+
+# What only some routes can get wrong.
+WRONG_VECTORS = {
+    "one NaN": rows_of([0.5] * 7 + [math.nan]),
+    "infinite": rows_of([math.inf] + [0.5] * 7),
+    "beyond float32": rows_of([1e300] * 8),
+    "zeros": rows_of([0.0] * 8),
+    "strings": rows_of(["0.5"] * 8),
+    "booleans": rows_of([True] * 8),
+    "no vector": rows_of(None),
+    "a short one": rows_of([0.5] * 4),
+    "no base64": rows_of("%%%"),
+    "cut base64": rows_of(encoded(GOOD)[:-6]),
+    "NaN in base64": rows_of(encoded([math.nan] * 8)),
+    "two for one text": rows_of(GOOD, GOOD),
+    "another index": [{"index": 1, "embedding": GOOD}],
+    "an index that is no number": [{"index": "0", "embedding": GOOD}],
+    "no list": None,
+}
+WRONG_RANKINGS = [
+    ranking((1, 0.5)), ranking((0, math.nan)), ranking((0, math.inf)), ranking((0, "0.4")), ranking((0, True)),
+    ranking((0, 0.5), (0, 0.4)), ranking((0, 0.5), (1, 0.4)), ranking(),
+]  # fmt: skip
+RANKINGS = {str(wrong): wrong for wrong in WRONG_RANKINGS}
+EMBEDDINGS = {str(rows): {"embeddings": rows} for rows in ([], [["x"] * 8])}
+WRONG_OF = {
+    "/v1/embeddings": {name: {"data": rows} for name, rows in WRONG_VECTORS.items()},
+    "/v1/rerank": RANKINGS,
+    "/v2/rerank": RANKINGS,
+    "/api/embed": EMBEDDINGS,
+    "/embeddings": EMBEDDINGS,
+}
+
+
 @pytest.fixture
 def nodes(pair):
     for node in pair:
@@ -107,6 +160,7 @@ async def test_a_whole_reply_that_answers_another_request_is_another_nodes(nodes
         wrong["another model"] = JSON, json.dumps({**answer, "model": "other"}).encode()
         for name in answer.keys() & {"choices", "data", "embeddings", "results"}:
             wrong[f"its {name} twice"] = JSON, json.dumps({**answer, name: answer[name] * 2}).encode()
+        wrong |= {name: (JSON, json.dumps(bad).encode()) for name, bad in WRONG_OF.get(path, {}).items()}
     for name, bad in wrong.items():
         async with gateway(*nodes) as http:
             first_then(nodes, path, bad, good)
@@ -189,3 +243,24 @@ async def test_what_a_node_says_of_other_things_than_its_reply_is_not_handed_on(
         scripted.respond = None
         reply = await http.post("/v1/chat/completions", json={"model": WRITER, "messages": HI, "stream": True})
         assert len(reply.headers.getall("X-Request-ID")) == len(reply.headers.getall("Server")) == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"input": [1, 2, 3]},
+        {"input": "text", "dimensions": 8},
+        {"input": [[1, 2, 3]], "encoding_format": "base64"},
+    ],
+)
+async def test_callers_of_the_client_and_of_the_sdk_get_no_wrong_vectors_either(nodes, asked):
+    wrong, good = ((JSON, json.dumps({"data": rows_of(row)}).encode()) for row in ([0.0] * 8, GOOD))
+    first_then(nodes, "/v1/embeddings", wrong, good)
+    async with NPUClient([node.url for node in nodes]) as client:
+        reply = await client.post("/v1/embeddings", {"model": EMBEDDER, **asked})
+        assert reply.body["data"] == rows_of(GOOD)
+        assert [attempt.outcome for attempt in reply.attempts] == ["BadReply", "ok"]
+    first_then(nodes, "/v1/embeddings", wrong, good)
+    async with backend_client.openai(nodes=[node.url for node in nodes]) as openai:
+        found = await openai.embeddings.create(model=EMBEDDER, **asked)
+    assert [row.embedding for row in found.data] == [GOOD]

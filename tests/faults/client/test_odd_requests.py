@@ -275,6 +275,12 @@ FORMS = [
 ]
 
 
+def assert_untouched(node, what=None):
+    """Nothing counts against the node, or against a model there."""
+    assert (node.availability.closed, node.availability.reason) == (True, None), what
+    assert not [name for name, model in node.of_models.items() if model.reason or model.pauses], what
+
+
 async def assert_handed_on(node, fleet, path, **sent):
     """Through the gateway comes the node's own reply, and nothing counts against the node."""
     session, gateway, known = fleet
@@ -283,8 +289,7 @@ async def assert_handed_on(node, fleet, path, **sent):
         async with session.post(f"{url}{path}", **{name: make() for name, make in sent.items()}) as reply:
             replies.append((reply.status, _form(reply.content_type, await reply.read())))
     assert replies[0] == replies[1], (path, {name: make() for name, make in sent.items()})
-    assert (known.breaker.closed, known.breakers, known.ejections, known.trouble) == (True, {}, {}, None), path
-    assert known.holds == {}, path
+    assert_untouched(known, path)
 
 
 def _form(content_type, body):
@@ -316,7 +321,7 @@ async def test_no_odd_form_counts_against_a_node(fleet):
         async with session.post(f"{gateway}/v1/audio/{route}", data=form, headers=ON_CPU) as reply:
             assert reply.status in {200, 400}, (route, fields, await reply.text())
             await reply.read()
-        assert (known.breaker.closed, known.breakers, known.holds) == (True, {}, {}), (route, fields)
+        assert_untouched(known, (route, fields))
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b'{"model": 1}', b'{"input": NaN}', b"[" * 99_999])
@@ -325,7 +330,7 @@ async def test_no_body_that_is_not_json_counts_against_a_node(node, fleet, body)
     for path in ROUTES:
         async with session.post(f"{gateway}{path}", data=body) as reply:
             assert 400 <= reply.status < 500
-    assert (known.breaker.closed, known.breakers, known.holds) == (True, {}, {})
+    assert_untouched(known)
 
 
 async def test_a_body_that_is_too_large_for_the_node_is_refused_by_it(node, fleet):
@@ -350,7 +355,8 @@ async def test_a_header_that_is_unknown_or_given_twice_is_refused(fleet, headers
     for path in ("/v1/embeddings", "/api/embed"):
         async with session.post(f"{gateway}{path}", json={"model": EMBEDDER, "input": "a"}, headers=headers) as reply:
             assert reply.status == 400
-    assert (known.breaker.closed, known.breakers, known.outstanding.total()) == (True, {}, 0)
+    assert_untouched(known)
+    assert not known.outstanding.total()
 
 
 async def test_a_model_in_the_store_of_a_node_is_listed_and_loaded_on_demand(quick_models):
@@ -367,4 +373,4 @@ async def test_a_model_in_the_store_of_a_node_is_listed_and_loaded_on_demand(qui
                 assert (reply.status, (await reply.json())["model"]) == (200, WRITER)
             async with session.post(f"{gateway}/v1/chat/completions", json=chat | {"model": "../none"}) as reply:
                 assert (reply.status, (await reply.json())["error"]["code"]) == (404, "model_not_found")
-            assert (known.breaker.closed, known.breakers) == (True, {})
+            assert_untouched(known)

@@ -106,9 +106,9 @@ class Served:
             "engine": self.engine.open,
             "admission": [place.admission.outstanding for place in model.placements],
             "backlog": [len(place.admission.prefilling) + len(place.admission.decoding) for place in model.placements],
-            "isolation": [place.isolation.in_use for place in model.placements],
+            "isolation": [place.isolation._shared for place in model.placements],
             "in use": model.activity.idle_since is None,
-            "requests": self.node.state.in_flight,
+            "requests": self.node.state.running,
             "tasks": len(asyncio.all_tasks()),
             "connections": len(self._server.connections),
         }

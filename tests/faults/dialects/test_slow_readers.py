@@ -91,7 +91,7 @@ async def silent_reader(node, route):
 async def all_generated(node, readers):
     """Wait until so many are answered and the engine holds nothing more."""
     async with asyncio.timeout(60):
-        while node.state.in_flight < readers or node.engine.status.in_flight:
+        while node.state.running < readers or node.engine.status.in_flight:
             await asyncio.sleep(0.05)
 
 
@@ -128,7 +128,7 @@ async def test_silent_readers_hold_up_nobody_and_miss_nothing(http, echoing_node
             async with http.post(echoing_node.url + "/v1/chat/completions", json=body) as reply:
                 assert (await reply.text()).endswith("data: [DONE]\n\n")
         # The engine was done with them long ago, and their handlers still wait for somebody to read.
-        assert echoing_node.state.in_flight == len(ROUTES)
+        assert echoing_node.state.running == len(ROUTES)
         waiting, _ = tracemalloc.get_traced_memory()
         assert waiting - before < len(ROUTES) * 2_000 * BYTES_A_TOKEN
         streams = dict(zip(ROUTES, await asyncio.gather(*map(read_all, sockets)), strict=True))
@@ -146,7 +146,7 @@ async def test_silent_readers_hold_up_nobody_and_miss_nothing(http, echoing_node
 async def test_a_reader_who_takes_nothing_for_long_is_dropped_and_no_failure(echoing_node, caplog):
     sock = await silent_reader(echoing_node, "/v1/chat/completions")
     async with asyncio.timeout(60):
-        while echoing_node.state.in_flight == 0:
+        while echoing_node.state.running == 0:
             await asyncio.sleep(0.01)
         await echoing_node.state.idle()
     sock.close()

@@ -100,4 +100,4 @@ async def test_a_dead_engine_is_answered_for_within_each_deadline_and_nothing_is
         for model in node.manager.models:
             assert model.placements[0].admission.outstanding == 0
             assert model.placements[0].engine.status.in_flight == 0
-        assert node.state.in_flight == 0
+        assert node.state.running == 0

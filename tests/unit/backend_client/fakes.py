@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from backend_client import ClientOptions, NPUClient, testing
 from backend_client.errors import NodeUnreachable
-from backend_client.http.health import HealthReport
-from backend_client.http.messages import Reply
+from backend_client.http.messages import HealthReport, Reply
 from backend_client.testing.node import event_bytes, generation, model_row
 from tests.unit.backend_client.virtual_time import in_virtual_time
 

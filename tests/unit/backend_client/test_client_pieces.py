@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend_client import ClientSettings
-from backend_client.cloud.ledger import Ledger
+from backend_client.cloud import Ledger
 from backend_client.embed_many import cut
 from backend_client.errors import ConfigurationError, InvalidArgument, RequestRejected, SpendCapReached
 from backend_client.http.answers import check_generation

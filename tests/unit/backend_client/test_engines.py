@@ -10,10 +10,10 @@ from backend_client import InferenceClient, NPUUnavailableError, StreamInterrupt
 from backend_client.calls import BaseClient
 from backend_client.cloud import Ledger
 from backend_client.errors import DeadlineExceeded, NodeFailed, NodeNotServing
-from backend_client.http.health import HealthReport
+from backend_client.http.messages import HealthReport
 from backend_client.options import RetryOptions, Timeouts
 from backend_client.results import RawReply, Usage
-from tests.unit.backend_client.fakes import WRITER, fleet, hang, report, warm, with_fleet
+from tests.unit.backend_client.fakes import EMBEDDER, WRITER, fleet, hang, report, warm, with_fleet
 from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 
@@ -79,6 +79,7 @@ async def test_the_other_models_of_the_node_keep_their_traffic(nodes, client):
     nodes[0].embed = hang
     for _ in range(20):
         await embed(client, 2.0)
+    assert [status.ejected for status in client.status()] == [{EMBEDDER: "it answers nothing"}, {}]
     served = {await generate(client, 1.0) for _ in range(20)}
     assert served == {node.url for node in nodes}
 

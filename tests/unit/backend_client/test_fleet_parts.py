@@ -5,9 +5,8 @@ from collections import Counter
 
 import pytest
 
-from backend_client.fleet.breaker import Breaker, BreakerState
-from backend_client.fleet.choose import choose
-from backend_client.fleet.node import Node
+from backend_client.fleet.node import Availability, BreakerState, Node
+from backend_client.fleet.pool import choose
 from backend_client.http.messages import Request
 from backend_client.lifetime import Deadline
 from backend_client.options import BreakerOptions
@@ -32,11 +31,11 @@ def clock():
 
 @pytest.fixture
 def breaker(clock):
-    return Breaker(BreakerOptions(), clock, random.Random(3))
+    return Availability(BreakerOptions(), clock, random.Random(3))
 
 
 def fail(breaker, harm=FailureKind.CONNECTION):
-    return breaker.failed(breaker.begin(), harm)
+    return breaker.failed(breaker.begin(), harm, "it failed")
 
 
 @pytest.mark.parametrize(("harm", "times"), [(FailureKind.CONNECTION, 2), (FailureKind.SERVER, 5)])
@@ -48,7 +47,7 @@ def test_it_opens_after_failures_in_a_row(breaker, harm, times):
         assert not fail(breaker, harm)
     assert breaker.admits()
     assert fail(breaker, harm)
-    assert breaker.state is BreakerState.OPEN
+    assert (breaker.state, breaker.reason) == (BreakerState.OPEN, "it failed")
     assert not breaker.admits()
 
 
@@ -62,16 +61,16 @@ def test_a_trial_that_was_given_up_leaves_room_for_another(breaker, clock):
 
 def test_good_service_is_forgotten_bad(breaker, clock):
     for _ in range(4):
-        breaker.trip()
+        breaker.trip("it failed")
     clock.now += 30
     breaker.succeeded(breaker.begin())
     clock.now += 30
-    breaker.trip()
+    breaker.trip("it failed")
     assert breaker.opens_in <= 1.2
 
 
 def node(url, *, queue=0, outstanding=0):
-    made = Node(url, Breaker(BreakerOptions(), lambda: 100.0, random.Random(1)))
+    made = Node(url, Availability(BreakerOptions(), lambda: 100.0, random.Random(1)))
     made.take_report(report(queue=queue))
     made.outstanding[EMBEDDER] = outstanding
     return made

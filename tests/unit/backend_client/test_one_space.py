@@ -96,6 +96,10 @@ async def embed(client, model):
     return (await client.embed_many(["a", "b"], model=model))[:, 1]
 
 
+async def data_set(client, model):
+    return (await client.embed_batch(["a", "b"], model=model, priority="batch")).vectors[:, 1]
+
+
 async def sdk(client, model, **fields):
     body = json.dumps({"input": ["a", "b"], **fields} | ({"model": model} if model else {}))
     reply = await OpenAIRoutes(client).handle("POST", "/v1/embeddings", {}, body.encode(), 30)
@@ -122,6 +126,7 @@ async def forward(client, model, path, body):
 
 WAYS = (
     embed,
+    data_set,
     sdk,
     lambda client, model: sdk(client, model, truncate=True),
     lambda client, model: forward(client, model, "/v1/embeddings", {"input": ["a", "b"]}),

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from backend_client import ClientOptions, NPUUnavailableError
-from backend_client.http.health import HealthReport
+from backend_client.http.messages import HealthReport
 from backend_client.options import ProbeOptions
 from tests.unit.backend_client.fakes import EMBEDDER, WRITER, client_of, fleet, hang, report, warm, with_fleet
 from tests.unit.backend_client.virtual_time import in_virtual_time, now

@@ -16,7 +16,7 @@ from backend_client.errors import (
     NodeUnreachable,
     PayloadTooLarge,
 )
-from backend_client.fleet.breaker import BreakerState
+from backend_client.fleet.node import BreakerState
 from tests.unit.backend_client.fakes import client_of, fleet, hang, report, warm, with_fleet
 from tests.unit.backend_client.virtual_time import in_virtual_time, now
 

@@ -24,7 +24,7 @@ from backend_client.results import Attempt
 from backend_client.settings import ClientSettings
 
 PUBLIC = """
-    AsyncInferenceClient AsyncNPUClient ChatResult ClientOptions ClientSettings CloudClient CloudSettings
+    ChatResult ClientOptions ClientSettings CloudClient CloudSettings
     ConfigurationError EmbedManyResult EmbedResult GenerateResult InferenceClient InvalidArgument NPUClient NPUError
     NPUUnavailableError NodeStatus RequestRejected RerankResult StreamInterrupted Transcription openai
 """

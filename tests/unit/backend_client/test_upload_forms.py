@@ -3,7 +3,7 @@
 import pytest
 
 from backend_client.errors import PayloadTooLarge, RequestRejected
-from backend_client.http import forms
+from backend_client.http import messages
 
 KIND = "multipart/form-data; boundary=xyz"
 FILE = b'--xyz\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n'
@@ -12,8 +12,8 @@ FILE = b'--xyz\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\
 @pytest.mark.parametrize("content", [b"RIFF", b"\r\n", b"--xyz", b"\r\n\r\n\x00\xff--" * 1000, b"\r", b"\n"])
 def test_a_form_is_read_as_it_was_written(content):
     fields = {"model": "listener", "prompt": "Zürich\r\n\r\n–", "timestamp_granularities[]": ["word", "segment"]}
-    body, kind = forms.encode_form(fields, "a.wav", content)
-    read, file = forms.read_form(body, kind)
+    body, kind = messages.encode_form(fields, "a.wav", content)
+    read, file = messages.read_form(body, kind)
     assert file == ("a.wav", content)
     assert read == {name: value if isinstance(value, list) else [value] for name, value in fields.items()}
 
@@ -37,10 +37,10 @@ def test_a_form_is_read_as_it_was_written(content):
 )
 def test_what_is_no_form_with_a_file_is_refused(body, kind):
     with pytest.raises(RequestRejected):
-        forms.read_form(body, kind)
+        messages.read_form(body, kind)
 
 
 def test_a_form_that_is_too_long_is_refused(monkeypatch):
-    monkeypatch.setattr(forms, "MOST_BYTES", 10)
+    monkeypatch.setattr(messages, "MOST_BYTES", 10)
     with pytest.raises(PayloadTooLarge):
-        forms.read_form(FILE + b"--xyz--\r\n", KIND)
+        messages.read_form(FILE + b"--xyz--\r\n", KIND)

@@ -46,7 +46,6 @@ def try_lock(file: IO[str] | int) -> bool:
 
 
 def unlock(file: IO[str] | int) -> None:
-    """Unlock a file before it is closed."""
     if sys.platform == "win32":
         msvcrt.locking(_lock_byte(file), msvcrt.LK_UNLCK, 1)
     else:
@@ -86,7 +85,6 @@ def since_boot() -> float:
 
 
 def group_name(number: int) -> str:
-    """The name, or the number, of a group."""
     if sys.platform != "win32":
         with contextlib.suppress(KeyError):
             return grp.getgrgid(number).gr_name

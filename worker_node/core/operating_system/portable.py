@@ -136,7 +136,6 @@ def _accept(process: subprocess.Popen[bytes], listener: socket.socket, token: by
 
 
 def link_to_parent(place: int, parent: int) -> socket.socket:  # noqa: ARG001  (as in `linux`)
-    """See `linux`."""
     with os.fdopen(os.dup(0), "rb", buffering=0) as pipe:
         token = pipe.readline().strip()
         link = socket.create_connection(("127.0.0.1", place), _LINK_S)
@@ -157,7 +156,6 @@ def tethered(command: Sequence[str]) -> list[str]:
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """See `linux`."""
     import asyncio  # noqa: PLC0415  (children need none)
 
     return asyncio.new_event_loop

@@ -146,6 +146,7 @@ def read_sentence_config(directory: Path) -> SentenceConfig:
             f"{directory / 'modules.json'}: the chain of modules {kinds} is not known; "
             "known are Transformer, Pooling and, after these, Normalize"
         )
+
     path = directory / "sentence_bert_config.json"
     limits = read_json(path, _SentenceBert) if path.is_file() else _SentenceBert()
     if limits.do_lower_case:
@@ -203,10 +204,7 @@ def prompts_of(directory: Path, job: ConversionJob) -> Mapping[str, str]:
 
 
 def matryoshka_of(directory: Path, job: ConversionJob, dimensions: int) -> tuple[int, ...]:
-    """The sizes, smaller than `dimensions` and ascending, to which vectors may be cut; none where none is declared.
-
-    Raises ConversionFailed for a damaged `config.json`.
-    """
+    """The sizes below `dimensions`, ascending, to which vectors may be cut. Raises ConversionFailed."""
     declared = read_json(directory / "config.json", ModelConfig).matryoshka_dimensions
     of_catalog = () if job.entry is None else job.entry.matryoshka
     return tuple(sorted({size for size in declared or of_catalog if 0 < size < dimensions}))
@@ -242,6 +240,7 @@ def convert_encoder(job: ConversionJob, stage: Callable[[str], None]) -> Convert
             f"{job.id}: embedding models are built in {Quantization.F32}, not {job.quantization}; for int8 weights "
             "take an export in OpenVINO form (of many models there is a repository that ends in -int8-ov)"
         )
+
     stage("building the encoder")
     bert, sentence = read_encoder_config(source), _sentence_config_of(source, job)
     model = build_encoder(bert, sentence, read_tensors(source))
@@ -307,8 +306,7 @@ _HEX_DIGITS = 32
 def space_fingerprint(*, weights_sha256: str, tokenizer_sha256: str, layout: str, dimensions: int) -> str:
     """A short name (hex) of all that decides where a text's vector lies: vectors of equal names may be compared.
 
-    `layout` is the pooling and normalisation. The device, the precision and the batch are not part of it: they move a
-    vector by no more than rounding does.
+    The device, the precision and the batch are not part of it: they move a vector by no more than rounding does.
     """
     facts = {"dimensions": dimensions, "layout": layout, "tokenizer": tokenizer_sha256, "weights": weights_sha256}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_HEX_DIGITS]
@@ -325,11 +323,10 @@ def _finish_model(
     layout: str,
     normalised: bool,
 ) -> Converted:
-    """Save a graph that ends in `embedding` with its tokenizer, and its reference vectors as the CPU computes them.
+    """Save a graph that ends in `embedding` with its tokenizer and its reference vectors, computed on the CPU.
 
-    `layout` says in words what follows the weights (pooling, normalisation), as part of the space's name.
-    Raises ConversionFailed when the tokenizer is missing or the vectors are not finite, or not of unit length though
-    `normalised`.
+    `layout`, pooling and normalisation in words, is part of the space's name.
+    Raises ConversionFailed for a missing tokenizer, and vectors that are not finite or not of unit length.
     """
     target = Path(job.target)
     # Exact weights: rounded to f16 they would be read no faster, for the CPU widens them when it compiles.
@@ -337,6 +334,7 @@ def _finish_model(
     tokenizer, tokenizer_sha256 = write_tokenizer(
         Path(job.source) / TOKENIZER_FILE, target / TOKENIZER_FILE, token_rows(model)
     )
+
     stage("computing reference vectors")
     vectors = outputs_on_cpu(target / MODEL_FILE, map(tokenizer.encode, CANARY_TEXTS))
     norms = np.linalg.norm(vectors, axis=1)
@@ -370,7 +368,7 @@ _LOGITS = "logits"
 
 
 def adopt(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
-    """Copy a generation model, or finish an encoder's graph; raises ConversionFailed for what is neither."""
+    """Copy a generation model, or finish an encoder's graph. Raises ConversionFailed."""
     source = Path(job.source)
     stage("reading the graph")
     try:
@@ -428,7 +426,7 @@ def _named_output(model: ov.Model, name: str) -> Output | None:
 
 
 def _text_inputs(job: ConversionJob, model: ov.Model) -> list[ov.op.Parameter]:
-    """The two inputs that are fed; token types, always 0 for a single text, and positions become part of the graph."""
+    """The two inputs that are fed; token types (0 for a single text) and positions join the graph."""
     found = {name: port.get_node() for port in model.inputs for name in port.names}
     unknown = sorted(set(found) - {INPUT_IDS, ATTENTION_MASK, TOKEN_TYPES, _POSITIONS})
     if unknown or INPUT_IDS not in found or ATTENTION_MASK not in found:

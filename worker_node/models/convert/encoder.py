@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import json
 from collections.abc import Collection, Iterable
@@ -18,7 +17,8 @@ from openvino import opset13 as op
 from safetensors import SafetensorError, deserialize
 from tokenizers import Encoding, Tokenizer
 
-from worker_node.core.errors import ConversionFailed
+from worker_node.core.errors import ConfigurationError, ConversionFailed
+from worker_node.models import directory
 from worker_node.models.sources import SAFETENSORS_FILE, weight_files
 
 # The names by which engines know the encoder's ports.
@@ -64,9 +64,9 @@ class BertConfig(msgspec.Struct, frozen=True):
     add_cross_attention: bool = False
 
 
-def read_bert_config(directory: Path, model_type: str, architectures: Collection[str], what: str) -> BertConfig:
-    """Read `config.json`; raises ConversionFailed, naming the option, for other architectures than these (`what`)."""
-    path = directory / "config.json"
+def read_bert_config(source: Path, model_type: str, architectures: Collection[str], what: str) -> BertConfig:
+    """Read `config.json`; raises ConversionFailed, naming the option, for other architectures."""
+    path = source / "config.json"
     config = read_json(path, BertConfig)
     heads = config.num_attention_heads
     known = {
@@ -99,10 +99,10 @@ class _TokenizerLimits(msgspec.Struct, frozen=True):
     model_max_length: float | None = None
 
 
-def token_limit(directory: Path, stated: int | None) -> int:
-    """The most tokens of a text: as stated, else what the tokenizer says, and never more than there are positions."""
-    positions = read_json(directory / "config.json", ModelConfig).max_position_embeddings
-    path = directory / "tokenizer_config.json"
+def token_limit(source: Path, stated: int | None) -> int:
+    """The most tokens of a text: as stated, else the tokenizer's limit, and at most one for each position."""
+    positions = read_json(source / "config.json", ModelConfig).max_position_embeddings
+    path = source / "tokenizer_config.json"
     if stated is None and path.is_file():
         # Tokenizers without a limit have 1e30 here.
         stated = int(min(read_json(path, _TokenizerLimits).model_max_length or positions, positions))
@@ -110,11 +110,11 @@ def token_limit(directory: Path, stated: int | None) -> int:
 
 
 def read_json(path: Path, kind: type[_T]) -> _T:
-    """Read a JSON file as that type; raises ConversionFailed, naming the file, when it is missing or something else."""
+    """Read a JSON file as that type; raises ConversionFailed, naming the file."""
     try:
-        return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=kind)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConversionFailed(f"{path}: not readable ({error})") from error
+        return directory.read_json(path, kind)
+    except ConfigurationError as error:
+        raise ConversionFailed(error.message) from error
 
 
 # Added to the attention score of a padding token. exp(-10000) is zero in every float type, and unlike -inf it leaves
@@ -171,7 +171,7 @@ class Weights:
         return tensor
 
     def expect_all_used(self) -> None:
-        """Raise ConversionFailed, naming them, if tensors are left over: then this is another model than was built."""
+        """Raise ConversionFailed if tensors are left over: the model is another than was built."""
         if self._left:
             raise ConversionFailed(f"tensors that the network has no place for: {', '.join(sorted(self._left)[:8])}")
 
@@ -236,15 +236,14 @@ _FLOATS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
 _LAYER_NORM = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
-def read_tensors(directory: Path) -> Tensors:
-    """All floating-point tensors of a directory's safetensors files by name, as float32; integer ones (buffers) are
-    left out.
+def read_tensors(source: Path) -> Tensors:
+    """All floating-point tensors of a directory's safetensors files by name, as float32.
 
     Raises ConversionFailed for a damaged file, a missing shard and a float type that is not known.
     """
-    files = weight_files(directory)
+    files = weight_files(source)
     if not files:
-        raise ConversionFailed(f"{directory}: {SAFETENSORS_FILE} is missing, or one of its shards")
+        raise ConversionFailed(f"{source}: {SAFETENSORS_FILE} is missing, or one of its shards")
     return {name: tensor for file in files for name, tensor in _read_tensors(file).items()}
 
 
@@ -269,19 +268,16 @@ def _read_tensors(path: Path) -> Tensors:
 
 
 def write_tokenizer(source: Path, target: Path, rows: int | None) -> tuple[Tokenizer, str]:
-    """Copy a tokenizer without its truncation and padding, for a model with `rows` token vectors (None: unknown).
-
-    Returns it and its hash (sha256). Raises ConversionFailed as `read_tokenizer`.
-    """
+    """Copy a tokenizer as `read_tokenizer` reads it; returns it and its hash (sha256)."""
     tokenizer, canonical = read_tokenizer(source, rows)
     target.write_text(canonical, encoding="utf-8")
     return tokenizer, hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def read_tokenizer(source: Path, rows: int | None = None) -> tuple[Tokenizer, str]:
-    """A tokenizer without its truncation and padding, and its canonical form, which does not depend on the layout.
+    """A tokenizer without its truncation and padding, and its canonical text.
 
-    Raises ConversionFailed when the file is missing, is not a tokenizer, or has token ids beyond the model's `rows`.
+    Raises ConversionFailed when it is missing, not readable, or has token ids beyond the model's `rows`.
     """
     try:
         content = json.loads(source.read_bytes())
@@ -314,7 +310,7 @@ def token_rows(model: ov.Model) -> int | None:
 
 
 def outputs_on_cpu(graph: Path, encodings: Iterable[Encoding]) -> NDArray[np.float32]:
-    """The outputs for some texts, one by one, on the CPU in float32: what every other device is compared with."""
+    """The outputs for texts, one by one, on the CPU in float32: the reference of every other device."""
     compiled = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"})
     rows = []
     for encoding in encodings:

@@ -81,10 +81,8 @@ _ROTARY_FREQUENCIES = "rope_freqs.weight"
 class GgufFile:
     """An open GGUF file: what it says of the model, and its weights exactly as llama.cpp would see them.
 
-    Raises ConversionFailed when the file is not one, or lacks a field that is asked for. Raises SourceRejected for what
-    the graph or the tokenizer would lack: another architecture than those that can be converted, unknown tensors,
-    scaled rotary embeddings, sliding windows, tokenizers that are not byte-level, tokens beyond the embedding table.
-    `known` bytes of the file are known; with a longer header nothing is judged.
+    Raises ConversionFailed for a damaged file, SourceRejected for what the graph or the tokenizer would lack. Only
+    `known` bytes of the file are there; with a longer header nothing is judged.
     """
 
     def __init__(self, path: Path, known: int | None = None) -> None:
@@ -179,7 +177,7 @@ class GgufFile:
 
 
 def write_tokenizer(gguf: GgufFile, target: Path, scratch: Path) -> None:
-    """Write the file's tokenizer and detokenizer to `target`. Raises ConversionFailed when GenAI cannot make them."""
+    """Write the file's tokenizer and detokenizer to `target`. Raises ConversionFailed."""
     # Of a file with weights GenAI would read them, and fail where it does not know their quantization.
     vocabulary = scratch / "vocabulary.gguf"
     vocabulary.write_bytes(gguf.vocabulary())
@@ -254,6 +252,7 @@ def stored_matrix(gguf: GgufFile, name: str, quantization: Quantization) -> Node
             f"{name} has rows of {columns} weights, no multiple of the {group} that share a scale in 4 bits; "
             f"choose {Quantization.INT8_SYM}"
         )
+
     numbers = np.empty((rows, columns // group, group), np.int8)
     scales = np.empty((rows, columns // group, 1), np.float16)
     step = max(1, _WEIGHTS_AT_ONCE // columns)
@@ -262,6 +261,7 @@ def stored_matrix(gguf: GgufFile, name: str, quantization: Quantization) -> Node
         # Through f16, as the weights of a published model are.
         values = gguf.tensor(name, part).astype(np.float16).astype(np.float32)
         numbers[part], scales[part] = quantise(values, bits, group)
+
     if bits == 8:
         stored, factor = op.constant(numbers.reshape(rows, columns)), op.constant(scales.reshape(rows, 1))
     else:
@@ -278,8 +278,7 @@ def stored_matrix(gguf: GgufFile, name: str, quantization: Quantization) -> Node
 
 
 def quantise(values: NDArray[np.float32], bits: int, group: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Whole numbers of `bits` bits, int8 [rows, groups, group], and what each group's are multiplied by, f32 [rows,
-    groups, 1], of a matrix [rows, columns]; `columns` is a multiple of `group`.
+    """Numbers of `bits` bits, int8 [rows, groups, group], and scales, f32 [rows, groups, 1], of [rows, columns].
 
     The number of the largest magnitude becomes the lowest level, since there is one more below zero than above it: the
     scale of a group whose largest number is positive is negative.
@@ -332,6 +331,7 @@ def _adapt(graph: ov.Model) -> ov.Model:
     _replace_lookups(ports["inp_tokens"], ids)
     _replace_positions(ports["inp_pos"], positions)
     _keep_all_rows(ports["inp_out_ids"])
+
     attentions = [node for node in graph.get_ordered_ops() if node.get_type_name() == "ScaledDotProductAttention"]
     cache = _Cache(ids, beams)
     rotary, visible = _Rotary(graph), _visible(ids, mask)
@@ -368,7 +368,7 @@ def _replace_positions(given: Output, positions: Node) -> None:
 
 
 def _keep_all_rows(wanted: Output) -> None:
-    """The front end selects the rows of the tokens whose logits are wanted; GenAI takes the last ones itself."""
+    """The front end selects the rows whose logits are wanted; GenAI takes the last ones itself."""
     for squeezed in _readers(wanted, "Squeeze"):
         for gather in _readers(squeezed.output(0), "Gather"):
             rows = gather.input_value(0).get_node().input_value(0)
@@ -400,11 +400,13 @@ class _Cache:
 
 
 def _replace_attention(layer: int, attention: Node, cache: _Cache, rotary: _Rotary, visible: Node) -> None:
-    query = rotary.turn(_exact(attention.input_value(0)))
+    # Behind each conversion is the f32 value, [batch, tokens, heads, size], that was rounded to f16.
+    query = rotary.turn(_back(attention.input_value(0), "Convert").input_value(0))
     heads, size = (query.get_output_partial_shape(0)[axis].get_length() for axis in (1, 3))
     kept = []
     for port, kind in ((1, "key"), (2, "value")):
-        new = _exact(_back(attention.input_value(port), "ScatterUpdate").input_value(2))
+        written = _back(attention.input_value(port), "ScatterUpdate").input_value(2)
+        new = _back(written, "Convert").input_value(0)
         joined = cache.extend(layer, kind, rotary.turn(new) if kind == "key" else _by_heads(new))
         repeats = heads // joined.get_output_partial_shape(0)[1].get_length()
         if repeats > 1:
@@ -414,6 +416,7 @@ def _replace_attention(layer: int, attention: Node, cache: _Cache, rotary: _Rota
             )
             joined = op.reshape(joined, _axes(0, heads, -1, size), special_zero=True)
         kept.append(joined)
+
     # The front end rounds the scale to f16.
     scale, usual = np.float32(attention.input_value(4).get_node().data), np.float32(size**-0.5)
     exact = usual if np.float16(usual) == np.float16(scale) else scale
@@ -466,7 +469,7 @@ def _unrotated(rotated: Output) -> Output:
 
 
 def _visible(ids: Node, mask: Node) -> Node:
-    """What is added to the scores, f32 [batch, 1, tokens, tokens and past]: padding and later tokens are hidden."""
+    """The attention mask, f32 [batch, 1, tokens, tokens and past]: hides padding and later tokens."""
     total, length = (op.gather(op.shape_of(node), op.constant(np.int64(1)), _axis(0)) for node in (mask, ids))
     one = op.constant(np.int64(1))
     columns = op.unsqueeze(op.range(_axis(0), total, one, "i64"), _axes(0))
@@ -491,11 +494,6 @@ def _back(output: Output, kind: str, through: frozenset[str] = _THROUGH) -> Node
             )
         node = node.input_value(0).get_node()
     return node
-
-
-def _exact(output: Output) -> Output:
-    """The f32 value, [batch, tokens, heads, size], that was rounded to f16 for the cache or the query."""
-    return _back(output, "Convert").input_value(0)
 
 
 def _by_heads(value: Node | Output) -> Node:

@@ -1,10 +1,10 @@
-"""One conversion: its job, what it finds out, the manifest; and what a task contributes that brings its own models."""
+"""One conversion: its job, its result and the manifest; and what tasks with models of their own contribute."""
 
 from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -34,10 +34,9 @@ EXPORTED_SUFFIXES = frozenset({".xml", ".bin", ".json", ".jinja"})
 class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
     """Make a model directory in `target`, which is empty, of `source`: a directory, or a GGUF file.
 
-    What is None is read from the files themselves. `origin` and `source_sha256` go into the manifest as they are.
-    `pooling` (an `encoder.Pooling`) and `normalize` count for encoders whose files do not specify them.
-    `entry` is the model of the catalog, whose facts go before those of the files, but for what encoders declare.
-    `movable` files may be moved out of `source` instead of copied.
+    What is None is read from the files. `pooling` (an `embedding.Pooling`) and `normalize` count for encoders whose
+    files do not specify them. The facts of the catalog's `entry` go before those of the files, but for what encoders
+    declare. `movable` files may be moved out of `source`.
     """
 
     source: str
@@ -59,7 +58,7 @@ class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What a conversion found out about the model that it made: the part of the manifest that only the files tell."""
+    """What only a conversion knows of the model that it made."""
 
     kind: str
     family: str
@@ -149,9 +148,9 @@ class ModelFiles(ABC):
     def of_repository(
         self, _repository: str, _architectures: Collection[str], _names: Collection[str]
     ) -> Collection[str] | None:
-        """The files to fetch of a repository of that name, architectures and files at its top, small ones aside.
+        """The files to fetch of a repository, by its architectures and the files at its top; small ones aside.
 
-        None for a repository that holds no such model. Raises SourceRejected for one that holds one and lacks files.
+        None for one without such a model. Raises SourceRejected for one that lacks files.
         """
         return None
 
@@ -160,10 +159,7 @@ class ModelFiles(ABC):
 
     @abstractmethod
     def convert(self, job: ConversionJob, stage: Callable[[str], None]) -> Converted:
-        """Make the model's directory `job.target` of `job.source`, a directory. Runs in a process of its own.
-
-        Raises ConversionFailed, naming the file and the option, for what cannot be converted.
-        """
+        """Make the model's directory. Raises ConversionFailed, naming the file and the option."""
 
     def open(self, _directory: Path, _name: str) -> InstalledModel | None:
         """The model of a directory that can be served as it is; None where it must be converted first.
@@ -174,9 +170,9 @@ class ModelFiles(ABC):
 
 
 class ExportedFiles(ModelFiles):
-    """Models in OpenVINO form, which are served, or copied, as they are: directories with all of the files `needed`.
+    """Models in OpenVINO form, which are taken as they are: directories with all of the files `needed`.
 
-    `graph` is the main one of these; `limit` is the models' context where their configuration has none.
+    `graph` is the main one; `limit` is the context where the configuration has none.
     """
 
     kind: ClassVar[str]
@@ -228,22 +224,17 @@ class ExportedFiles(ModelFiles):
 
 
 def files_of_task(repository: str, architectures: Collection[str], names: Collection[str]) -> frozenset[str] | None:
-    """What to fetch of a repository that a task recognises; None for what the node itself must know.
-
-    Raises SourceRejected as `ModelFiles.of_repository`.
-    """
-    for _, files in _all():
+    """As `ModelFiles.of_repository`, of the first task that recognises the repository."""
+    for _, files in _files_of_tasks():
         if (wanted := files.of_repository(repository, architectures, names)) is not None:
             return frozenset(wanted)
     return None
 
 
 def recognised(source: Path) -> tuple[str, ModelFiles] | None:
-    """The kind of model that a local source is, and who converts it; None for what the node itself must know."""
-    return next(((kind, files) for kind, files in _all() if files.recognises(source)), None)
+    """The kind of model that a local source is, and who converts it; None if no task recognises it."""
+    return next(((kind, files) for kind, files in _files_of_tasks() if files.recognises(source)), None)
 
 
-def _all() -> Iterator[tuple[str, ModelFiles]]:
-    for task in tasks().values():
-        if task.files is not None:
-            yield task.kind, cast("ModelFiles", load(task.files))
+def _files_of_tasks() -> list[tuple[str, ModelFiles]]:
+    return [(task.kind, cast("ModelFiles", load(task.files))) for task in tasks().values() if task.files is not None]

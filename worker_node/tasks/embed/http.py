@@ -14,7 +14,7 @@ from pydantic import Field
 
 from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.core.types import ModelKind, RequestContext
-from worker_node.http.body import Body, DialectBody, OneOrMany, note_ignored, read_body
+from worker_node.http.body import Body, DialectBody, OneOrMany, note_effects, read_body
 from worker_node.http.context import busy_fields, request_context, route_headers, timing_ms
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.replies import OpenAIUsage, Reply
@@ -25,7 +25,6 @@ from worker_node.tasks.embed.service import (
     INPUT_TYPES,
     EmbeddingModel,
     EmbeddingReply,
-    EmbeddingRequest,
     Vectors,
     declare_embedding_metrics,
     embed,
@@ -97,15 +96,15 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
     context = request_context(request)
     body = await read_body(request, EmbeddingsBody)
     _check_count(node, len(body.texts), "texts")
-    wanted = EmbeddingRequest(
+    reply = await embed(
+        node.services,
         context,
-        tuple(body.texts),
+        body.texts,
         body.model,
         truncate=body.truncate,
         input_type=body.input_type,
         dimensions=body.dimensions,
     )
-    reply = await embed(node.services, wanted)
     if "application/octet-stream" in request.headers.get("Accept", ""):
         count, dimensions = reply.vectors.shape
         return web.Response(
@@ -113,6 +112,7 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
             content_type="application/octet-stream",
             headers=_headers(reply) | {"X-Shape": f"{count},{dimensions}"},
         )
+
     head: dict[str, Any] = {
         "model": reply.route.model,
         "device": reply.route.device,
@@ -177,7 +177,8 @@ async def _openai_embeddings(request: web.Request) -> web.Response:
         raise UnsupportedParameter(
             f"normalize: the vectors of {model.id} are as it was trained to give them; leave it out", param="normalize"
         )
-    wanted = EmbeddingRequest(
+    reply = await embed(
+        node.services,
         context,
         texts,
         body.model,
@@ -185,7 +186,6 @@ async def _openai_embeddings(request: web.Request) -> web.Response:
         input_type=_input_type(request, body.input_type, model),
         dimensions=body.dimensions,
     )
-    reply = await embed(node.services, wanted)
     usage = {"prompt_tokens": reply.usage.prompt_tokens, "total_tokens": reply.usage.prompt_tokens}
     head = {"object": "list", "model": reply.route.model, "usage": usage}
     return await _with_vectors(head, "data", reply, _openai_base64 if body.encoding_format == "base64" else _openai)
@@ -199,7 +199,7 @@ def _input_type(request: web.Request, given: str | None, model: EmbeddingModel) 
     useless = given is not None and (not model.prompts or given not in INPUT_TYPES)
     if not useless or request[STATE].node.settings.unknown_fields == "reject":
         return given
-    note_ignored(request, "input_type")
+    note_effects(request, ["input_type"])
     return None
 
 
@@ -267,9 +267,8 @@ async def _run(
     node = request.app[NODE]
     _check_count(node, len(texts), "input")
     model = await served(request, body.model)
-    wanted = EmbeddingRequest(context, tuple(texts), model.id, truncate=truncate, dimensions=dimensions or None)
     async with keeping(request, model, body.keep_alive):
-        return await embed(node.services, wanted)
+        return await embed(node.services, context, texts, model.id, truncate=truncate, dimensions=dimensions or None)
 
 
 # The forms of replies with vectors, as /openapi.json describes them.

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from worker_node.core.errors import BadRequest, ConfigurationError, UnsupportedParameter
 from worker_node.core.types import NOT_MEASURED, Busy, Device, ModelKind, RequestContext, Route, Timing, Usage
-from worker_node.encoders.jobs import RowResult, row_job
+from worker_node.encoders.jobs import RowResult
 from worker_node.engines.process import Canary
 from worker_node.models.directory import EmbeddingCanary, InstalledModel
 from worker_node.observability.metrics import Telemetry
@@ -28,7 +28,6 @@ from worker_node.serving.encoders import (
     EncoderTask,
     Floats,
     known_answers_canary,
-    known_that_fit,
     rows_run,
 )
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
@@ -41,25 +40,10 @@ Vectors = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingRequest:
-    """Texts to embed with one model; `model` None means the node's default embedding model.
-
-    They may be given as token ids of the model's own tokenizer, special tokens included, and are used unchanged.
-    `input_type` (`query` or `document`) puts the model's own prompt before each text. `dimensions` None is as many as
-    the model's vectors have.
-    """
-
-    context: RequestContext
-    texts: tuple[str | tuple[int, ...], ...]
-    model: str | None = None
-    truncate: bool = False
-    input_type: str | None = None
-    dimensions: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class EmbeddingReply:
     """`vectors`: float32 (n, dimensions); comparable only to vectors of an equal `space`.
+
+    The space of vectors that are cut is named `SPACE-DIMENSIONS`, as the client expects it.
 
     `device_tokens` are those that the device computed, padding included, where the engine counts them;
     `computed_tokens` are those of the `computed` texts. `cached` says that all vectors (hit) or some (partial) were
@@ -79,23 +63,33 @@ class EmbeddingReply:
     loading_s: float = 0.0
 
 
-async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply:
-    """Return the vectors of the request's texts, in order.
+async def embed(
+    services: Services,
+    context: RequestContext,
+    texts: Sequence[str | tuple[int, ...]],
+    name: str | None = None,
+    *,
+    truncate: bool = False,
+    input_type: str | None = None,
+    dimensions: int | None = None,
+) -> EmbeddingReply:
+    """Return the vectors of the texts, in order, by the model of that `name` or the node's default embedding model.
 
-    Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded, EngineUnavailable,
-    ModelLoading, DeviceUnavailable.
+    All texts may be token ids of the model's own tokenizer, special tokens included, and are used unchanged.
+    `input_type` (`query` or `document`) puts the model's own prompt before each. `dimensions` None is as many as the
+    model's vectors have. Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded,
+    EngineUnavailable, ModelLoading, DeviceUnavailable.
     """
-    context = request.context
-    with services.tracing.operation("embeddings", {"npu.texts": len(request.texts)}) as operation:
+    with services.tracing.operation("embeddings", {"npu.texts": len(texts)}) as operation:
         began = time.monotonic()
-        model = await services.manager.model_of(ModelKind.EMBEDDING, EmbeddingModel, request.model, context.deadline)
+        model = await services.manager.model_of(ModelKind.EMBEDDING, EmbeddingModel, name, context.deadline)
         with model.activity.working():
-            check_dimensions(model, request.dimensions)
-            texts = with_prompt(model, request.texts, request.input_type)
+            check_dimensions(model, dimensions)
+            prompted = with_prompt(model, texts, input_type)
             reject_if_full(model.placements, len(texts), context)
-            rows = await model.tokenizer.encode(texts, truncate=request.truncate, deadline=context.deadline)
+            rows = await model.tokenizer.encode(prompted, truncate=truncate, deadline=context.deadline)
             operation.begin("route")
-            reply = await _embed_rows(services, model, request, rows, operation, began)
+            reply = await _embed_rows(services, model, context, rows, dimensions, operation, began)
         if rows:
             count_embedding(services.telemetry, reply)
         operation.answered(reply.usage, busy=reply.busy, cached=reply.cached)
@@ -105,18 +99,21 @@ async def embed(services: Services, request: EmbeddingRequest) -> EmbeddingReply
 async def _embed_rows(
     services: Services,
     model: EmbeddingModel,
-    request: EmbeddingRequest,
+    context: RequestContext,
     rows: list[list[int]],
+    dimensions: int | None,
     operation: Operation,
     began: float,
 ) -> EmbeddingReply:
     """Take what the cache has of the rows, and compute the others in one job."""
-    context, prepared = request.context, time.monotonic()
+    prepared = time.monotonic()
     demand = Demand.of_rows(model, rows, context)
     selection = await select_placement(demand, context, units=len(rows))
     operation.routed(selection.route)
+
     # A recovery of the device is announced a moment after what it aborted: vectors from before it are not used.
     origin = (selection.route.device, selection.placement.engine.recoveries)
+
     # Nor does a vector that was computed for an earlier request prove anything for this one.
     known = model.cache.look_up(origin, rows, usable=context.require_device is not Device.NPU)
     missing = [index for index, vector in enumerate(known) if vector is None]
@@ -130,15 +127,13 @@ async def _embed_rows(
             model.cache.keep(origin, wanted, computed)
         for index, vector in zip(missing, computed, strict=True):
             known[index] = vector
-    vectors = (
-        np.stack([vector for vector in known if vector is not None])
-        if known
-        else np.empty((0, model.dimensions), np.float32)
-    )
+
+    vectors = np.asarray([vector for vector in known if vector is not None], np.float32)
+    vectors = vectors.reshape(len(rows), model.dimensions)
     reply = EmbeddingReply(
         selection.route,
-        cut(vectors, request.dimensions),
-        space_of(model, request.dimensions),
+        cut(vectors, dimensions),
+        model.space if dimensions in {None, model.dimensions} else f"{model.space}-{dimensions}",
         Usage(demand.token_count),
         Timing(queue=0.0, tokenize=0.0, inference=0.0, total=(time.monotonic() - context.arrived) * 1e3),
         cached="hit" if rows else None,
@@ -200,9 +195,6 @@ class EmbeddingCache:
         while len(self._vectors) > self.capacity:
             self._vectors.popitem(last=False)
 
-    def __len__(self) -> int:
-        return len(self._vectors)
-
 
 @dataclass(eq=False, slots=True)
 class EmbeddingModel(EncoderModel):
@@ -255,6 +247,7 @@ def with_prompt(
             f"input_type: {model.id} declares no prompts, it embeds queries and documents alike; leave it out",
             param="input_type",
         )
+
     prompt = model.prompts[kind]
     prompted: list[str | tuple[int, ...]] = []
     for text in texts:
@@ -275,11 +268,6 @@ def check_dimensions(model: EmbeddingModel, dimensions: int | None) -> None:
         f"dimensions: the vectors of {model.id} have {model.dimensions} and it was not trained to be cut",
         param="dimensions",
     )
-
-
-def space_of(model: EmbeddingModel, dimensions: int | None) -> str:
-    """The vector space of vectors of that size: `SPACE-DIMENSIONS` where they are cut. The client expects this name."""
-    return model.space if dimensions in (None, model.dimensions) else f"{model.space}-{dimensions}"
 
 
 def cut(vectors: Vectors, dimensions: int | None) -> Vectors:
@@ -313,19 +301,12 @@ def declare_embedding_metrics(telemetry: Telemetry) -> None:
     telemetry.made["texts"] = telemetry.own(EmbeddingMetrics).texts
 
 
-def embedding_canary(rows: Sequence[Sequence[int]], vectors: Sequence[Sequence[float]], min_cosine: float) -> Canary:
-    """The check that the engine's vectors of known texts, given as token ids, point where the CPU's did."""
-    expected = np.asarray(vectors, np.float32)
-
-    def fault(found: Floats) -> str | None:
-        norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-        cosines = np.einsum("nd,nd->n", found, expected) / norms
-        worst = float(np.nan_to_num(cosines, nan=-1.0).min())
-        if worst < min_cosine:
-            return f"cosine {worst:.4f} to the known vectors, at least {min_cosine} is right"
-        return None
-
-    return known_answers_canary(lambda deadline: row_job(rows, deadline), expected.shape, fault)
+def _cosine_fault(found: Floats, expected: Floats, least: float) -> str | None:
+    """Whether the vectors of known texts point elsewhere than the CPU's did."""
+    norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    cosines = np.einsum("nd,nd->n", found, expected) / norms
+    worst = float(np.nan_to_num(cosines, nan=-1.0).min())
+    return f"cosine {worst:.4f} to the known vectors, at least {least} is right" if worst < least else None
 
 
 class _Embed(EncoderTask[EmbeddingModel]):
@@ -347,8 +328,8 @@ class _Embed(EncoderTask[EmbeddingModel]):
         if not isinstance(known, EmbeddingCanary):
             return None
         rows = model.tokenizer.rows(known.texts, truncate=False)
-        fitting = known_that_fit(list(map(len, rows)), plan.prompt_limit, wanted)
-        return embedding_canary([rows[i] for i in fitting], [known.vectors[i] for i in fitting], known.min_cosine)
+        fault = partial(_cosine_fault, least=known.min_cosine)
+        return known_answers_canary(rows, known.vectors, plan, wanted, fault)
 
 
 EMBED = _Embed()

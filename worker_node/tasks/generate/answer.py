@@ -15,6 +15,7 @@ import orjson
 
 from worker_node.core.types import NOT_MEASURED, Busy, Timing, Usage
 from worker_node.tasks.generate.messages import Sampling, TokenDelta
+from worker_node.tasks.generate.tokenization import ChatTokenizer
 
 
 class FinishReason(StrEnum):
@@ -234,7 +235,7 @@ class Answer:
 
     def __init__(
         self,
-        tokenizer: TokenTexts,
+        tokenizer: ChatTokenizer,
         sampling: Sampling,
         parser: Parser | None = None,
         *,
@@ -473,35 +474,7 @@ def overlap(text: str, mark: str) -> int:
     return 0
 
 
-class TokenTexts(Protocol):
-    """What an answer needs of its model's tokenizer; `byte_table` are the bytes of each token, where it has such."""
-
-    byte_table: Sequence[bytes] | None
-
-    def decode(self, tokens: Sequence[int]) -> str: ...
-    def piece(self, token: int) -> bytes: ...
-
-
-def detokenizer(tokenizer: TokenTexts) -> Detokenizer:
-    """Return a fresh detokenizer for one generation."""
-    if tokenizer.byte_table is not None:
-        return ByteDetokenizer(tokenizer.byte_table)
-    return WindowDetokenizer(tokenizer.decode)
-
-
-class Detokenizer(Protocol):
-    """Turns growing token ids into growing text; one instance per generation.
-
-    A character may span several tokens; what is not yet certain is held back.
-    """
-
-    def push(self, tokens: Sequence[int]) -> str:
-        """Add tokens and return the text that is now certain."""
-        ...
-
-    def flush(self) -> str:
-        """Return what was held back, at the end."""
-        ...
+# Token ids to text. A character may span several tokens: what is not yet certain is held back until `flush`.
 
 
 class ByteDetokenizer:
@@ -551,3 +524,13 @@ class WindowDetokenizer:
             return ""
         self._prefix, self._read = self._read, len(self._tokens)
         return text[len(known) :]
+
+
+Detokenizer = ByteDetokenizer | WindowDetokenizer
+
+
+def detokenizer(tokenizer: ChatTokenizer) -> Detokenizer:
+    """Return a fresh detokenizer for one generation."""
+    if tokenizer.byte_table is not None:
+        return ByteDetokenizer(tokenizer.byte_table)
+    return WindowDetokenizer(tokenizer.decode)

@@ -175,11 +175,6 @@ class ContinuousRunner:
         else:
             running.handle.cancel()
 
-    def _release(self, job_id: int) -> None:
-        """A job in the pipeline has ended."""
-        del self._running[job_id]
-        self._queue.remove(job_id)
-
     def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a step is short: the loop polls between)
         now = time.monotonic()
         for prompt in self._queue.expired(now):
@@ -230,17 +225,18 @@ class ContinuousRunner:
     def _read(self, job_id: int, running: Running, deltas: list[TokenDelta]) -> Event | None:
         status = running.handle.get_status()
         if status == genai.GenerationStatus.IGNORED:
-            self._release(job_id)
+            del self._running[job_id]
+            self._queue.remove(job_id)
             return Failed(job_id, "overloaded", "the KV cache is full; raise cache_size_gb or ask for less")
         if not running.whole:
             if running.part_is_computed():
                 del self._running[job_id]
             return None
-        read = running.read()
+        tokens, logprobs, finish = running.read()
         finished = status == genai.GenerationStatus.FINISHED
-        if not read.tokens and not finished:
+        if not tokens and not finished:
             return None
-        self._queue.generated(running.prompt, len(read.tokens))
+        self._queue.generated(running.prompt, len(tokens))
         # From the first token on it is an answer, no longer a prompt.
         at = time.monotonic()
         begun = at if running.prompt.begun is None else running.prompt.begun
@@ -248,19 +244,20 @@ class ContinuousRunner:
         if not running.started:
             self._prefixes.computed(running.job.tokens)
         running.started = True
-        running.answer += read.tokens
+        running.answer += tokens
         self._queue.remove(job_id)
         if finished:
-            self._prefixes.computed(running.tokens_computed())
-            self._release(job_id)
+            # Nothing came after the last token.
+            self._prefixes.computed(running.job.tokens + np.array(running.answer[:-1], TOKEN_DTYPE).tobytes())
+            del self._running[job_id]
         prefilled, prefill_s = self._prefills.take()
         deltas.append(
             TokenDelta(
                 job_id,
-                read.tokens,
-                (read.finish or "length") if finished else read.finish,
+                tokens,
+                (finish or "length") if finished else finish,
                 started,
-                logprobs=read.logprobs or None,
+                logprobs=logprobs or None,
                 at=at,
                 prefilled=prefilled,
                 prefill_s=prefill_s,
@@ -314,15 +311,6 @@ _FINISH = {
 
 
 @dataclass(slots=True)
-class ReadTokens:
-    """What the pipeline had ready of an answer; `finish` if these are its last tokens."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish: str | None = None
-
-
-@dataclass(slots=True)
 class Running:
     """A job in the pipeline, with the first `end` tokens of its prompt, of which `left` are to come as far as is known.
 
@@ -345,20 +333,18 @@ class Running:
         """Whether the pipeline has all of the prompt, so that the answer follows."""
         return self.end == self.job.prompt_tokens
 
-    def read(self) -> ReadTokens:
-        """The tokens of the answer that are ready."""
-        ready = ReadTokens()
+    def read(self) -> tuple[list[int], list[float], str | None]:
+        """The tokens of the answer that are ready, their log probabilities if asked for, and how it ended if it has."""
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        finish = None
         while self.handle.can_read():
             [output] = self.handle.read().values()
-            ready.tokens += output.generated_ids
+            tokens += output.generated_ids
             if self.job.sampling.logprobs:
-                ready.logprobs += output.generated_log_probs
-            ready.finish = _FINISH.get(output.finish_reason)
-        return ready
-
-    def tokens_computed(self) -> bytes:
-        """Prompt and answer, as `TOKEN_DTYPE`, but for the last token: nothing came after it."""
-        return self.job.tokens + np.array(self.answer[:-1], TOKEN_DTYPE).tobytes()
+                logprobs += output.generated_log_probs
+            finish = _FINISH.get(output.finish_reason)
+        return tokens, logprobs, finish
 
     def part_is_computed(self) -> bool:
         """Whether the part of the prompt is computed: the next can follow. Its token is not part of the answer."""

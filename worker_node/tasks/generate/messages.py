@@ -78,10 +78,10 @@ EDGE_ONLY: Mapping[str, Any] = {
 class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     """Continue the prompt whose token ids are `tokens` (int32) by at most `max_new_tokens`.
 
-    The `sampling` has no fields that only the edge process uses; its `stop_token_ids` must be of the model's
-    vocabulary. `grammar` is EBNF that the runtime is known to read: one that it cannot read would break the
-    pipeline for good. Engines that see take the prompt from `seen`; then `tokens` are those of its text. An answer that
-    is streamed must have begun by the `deadline`, and may go on until `streamed_until`.
+    The `sampling` has no fields of `EDGE_ONLY`; its `stop_token_ids` must be of the model's vocabulary. `grammar` is
+    EBNF that the runtime is known to read: one that it cannot read would break the pipeline for good. Engines with
+    vision take the `vision_prompt`; then `tokens` are those of its text. An answer that is streamed must have begun by
+    the `deadline`, and may go on until `streamed_until`.
     """
 
     id: int
@@ -91,7 +91,7 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     sampling: Sampling = Sampling()
     interactive: bool = True
     grammar: str | None = None
-    seen: ImagePrompt | None = None
+    vision_prompt: ImagePrompt | None = None
     streamed_until: float = 0.0
 
     @property
@@ -101,7 +101,7 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     @property
     def prompt_tokens(self) -> int:
         """How many tokens the prompt has; of images an estimate."""
-        images = 0 if self.seen is None else self.seen.image_tokens
+        images = 0 if self.vision_prompt is None else self.vision_prompt.image_tokens
         return len(self.tokens) // TOKEN_BYTES + images
 
     def beginning(self, count: int) -> GenerateJob:

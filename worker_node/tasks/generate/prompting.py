@@ -8,14 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 from msgspec import structs
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded, NodeError, UnsupportedParameter
 from worker_node.core.types import Feature, ModelKind
-from worker_node.engines.protocol import TOKEN_DTYPE
 from worker_node.manager.manager import ModelManager
-from worker_node.manager.placement import Placement
 from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.run import Services
 from worker_node.tasks.generate.answer import Parser, ReasoningFirst
@@ -30,7 +27,7 @@ from worker_node.tasks.generate.images import (
     with_tags,
     without_tags,
 )
-from worker_node.tasks.generate.messages import EDGE_ONLY, GenerateJob, ImagePrompt, RawImage, Sampling
+from worker_node.tasks.generate.messages import ImagePrompt, RawImage, Sampling
 from worker_node.tasks.generate.metrics import ImageMetrics
 from worker_node.tasks.generate.request import GenerationRequest, Image, Message, TokenIds, ToolUse
 from worker_node.tasks.generate.schemas import SchemaCompiler, answer_form
@@ -48,20 +45,19 @@ from worker_node.tasks.generate.tool_calls import (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The prompt as an engine takes it.
+    """The prompt as an engine takes it; one with vision takes the `vision_prompt`, whose text has the `tokens`.
 
-    `parser` makes what separates tool calls and reasoning from the answer; None where all of it is text. `seen` is the
-    prompt for an engine with vision; `tokens` are then those of its text.
+    `parser` makes what separates tool calls and reasoning from the answer; None where all of it is text.
     """
 
     tokens: list[int]
     parser: Callable[[], Parser] | None = None
-    seen: ImagePrompt | None = None
+    vision_prompt: ImagePrompt | None = None
 
     @property
     def count(self) -> int:
         """Tokens of the prompt; of images an estimate."""
-        return len(self.tokens) + (0 if self.seen is None else self.seen.image_tokens)
+        return len(self.tokens) + (0 if self.vision_prompt is None else self.vision_prompt.image_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +75,6 @@ class PreparedGeneration:
     demand: Demand
     ignored: Sequence[str] = ()
     limited: Mapping[str, int] = field(default_factory=dict)
-
-    def most_tokens(self, placement: Placement) -> int:
-        """How many tokens the answer may have at a placement: no more than its window leaves."""
-        window = min(placement.total_limit, self.request.context_limit or placement.total_limit)
-        room = min(self.model.max_tokens_limit, window - self.prompt.count)
-        return min(room, self.request.sampling.max_new_tokens or room)
-
-    def job(self, placement: Placement, *, stream: bool) -> GenerateJob:
-        """The job for the engine of a placement."""
-        request = self.request
-        return GenerateJob(
-            id=0,
-            tokens=np.asarray(self.prompt.tokens, TOKEN_DTYPE).tobytes(),
-            max_new_tokens=self.most_tokens(placement),
-            deadline=request.context.deadline,
-            sampling=structs.replace(request.sampling, **EDGE_ONLY),
-            interactive=request.context.interactive,
-            grammar=self.grammar,
-            seen=self.prompt.seen,
-            streamed_until=request.context.ends if stream else 0.0,
-        )
 
 
 def images_of(request: GenerationRequest) -> list[Image]:
@@ -189,7 +164,7 @@ class _Prompting:
         else:
             texts = self.services.parts.of(LargeTexts)
             ids = await texts.encode(model.tokenizer, request.prompt, deadline=request.context.deadline)
-            prompt = Prompt(ids, seen=None if model.images is None else ImagePrompt(request.prompt, [], 0))
+            prompt = Prompt(ids, vision_prompt=None if model.images is None else ImagePrompt(request.prompt, [], 0))
         if not prompt.tokens:
             raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
         return prompt
@@ -213,11 +188,11 @@ class _Prompting:
             text += calls.opening
         plain = without_tags(text, len(images)) if images else text
         tokens = await texts.encode(chat, plain, special=False, deadline=deadline)
-        seen = None
+        vision_prompt = None
         if model.images is not None:
             # The engine's tokenizer adds what a text begins with, and the template has written it already.
-            seen = image_prompt(text.removeprefix(chat.opening()), images, self.pixels, model.images)
-        return Prompt(tokens, _parser(request, calls, text), seen)
+            vision_prompt = image_prompt(text.removeprefix(chat.opening()), images, self.pixels, model.images)
+        return Prompt(tokens, _parser(request, calls, text), vision_prompt)
 
     async def _newest(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """The messages without the oldest turns that there is no room for; the instructions before them stay.

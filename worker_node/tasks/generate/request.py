@@ -8,6 +8,7 @@ from typing import Any
 
 from worker_node.core.errors import NodeError
 from worker_node.core.types import RequestContext
+from worker_node.structured_output.form import FormPart, GivenText
 from worker_node.tasks.generate.messages import Sampling
 
 
@@ -16,23 +17,6 @@ class TokenIds:
     """A prompt that is tokenized already, with the model's own tokenizer."""
 
     ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerSchema:
-    """The JSON schema that an answer must match, not checked yet, and its place in the request; `strict` as in Tool."""
-
-    schema: Any
-    where: str
-    strict: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class GivenForm:
-    """A regular expression that the whole answer must match, not checked yet."""
-
-    source: str
-    where: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +111,7 @@ class GenerationRequest:
     sampling: Sampling
     model: str | None = None
     tool_use: ToolUse | None = None
-    grammar: str | AnswerSchema | GivenForm | None = None
+    grammar: str | FormPart | GivenText | None = None
     think: bool | None = None
     split_reasoning: bool = False
     context_limit: int | None = None

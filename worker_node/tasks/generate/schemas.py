@@ -15,7 +15,7 @@ from worker_node.sandbox.pool import PreparationLimits, PreparationPool, ResultC
 from worker_node.settings import NodeSettings
 from worker_node.structured_output.cost import MAX_SCHEMA_BYTES
 from worker_node.structured_output.form import CallForm, Compiled, Form, FormPart, GivenText, compile_form
-from worker_node.tasks.generate.request import AnswerSchema, GenerationRequest, GivenForm
+from worker_node.tasks.generate.request import GenerationRequest
 from worker_node.tasks.generate.tool_calls import CLOSING, HERMES, OPENING, TOOL_FORMATS
 
 # Small schemas are almost all there are, and have a process of their own. `cpu_s` bounds the time of one schema.
@@ -69,20 +69,19 @@ class SchemaCompiler:
             raise BadRequest(
                 f"{where}: the schema has {len(data)} bytes, the bound here is {MAX_SCHEMA_BYTES}", param=where
             )
+        pool = self._small if len(data) <= SMALL_BYTES else self._large
+
+        async def compiled() -> str:
+            # Each caller has a deadline of its own; the work goes on for the next one, within its CPU time.
+            grammar: str = await pool.run(compile_form, form, deadline=time.monotonic() + 600, param=where)
+            return grammar
+
         key = hashlib.blake2b(data, digest_size=32).digest()
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                text = await self.cache.get(key, lambda: self._compiled(form, small=len(data) <= SMALL_BYTES))
+                return Compiled.read(await self.cache.get(key, compiled))
         except TimeoutError:
             raise DeadlineExceeded(f"the deadline passed while {where} was compiled", param=where) from None
-        return Compiled.read(text)
-
-    async def _compiled(self, form: Form, *, small: bool) -> str:
-        # Each caller has a deadline of its own; the work goes on without them, for the next one, within its CPU time.
-        deadline = time.monotonic() + 600
-        pool = self._small if small else self._large
-        grammar: str = await pool.run(compile_form, form, deadline=deadline, param=form.where)
-        return grammar
 
 
 def answer_form(family: str, request: GenerationRequest) -> Form | None:
@@ -91,11 +90,10 @@ def answer_form(family: str, request: GenerationRequest) -> Form | None:
 
     Calls are written as that family of models writes them.
     """
-    wanted = request.grammar
-    answer = FormPart(wanted.schema, wanted.where, wanted.strict) if isinstance(wanted, AnswerSchema) else None
-    use = request.tool_use
-    if isinstance(wanted, GivenForm) and not (use is not None and use.forced):
-        return Form(text=GivenText(wanted.source, wanted.where))
+    wanted, use = request.grammar, request.tool_use
+    if isinstance(wanted, GivenText) and not (use is not None and use.forced):
+        return Form(text=wanted)
+    answer = wanted if isinstance(wanted, FormPart) else None
     if use is None or not isinstance(request.prompt, tuple):
         return None if answer is None else Form(answer)
     form, tags = TOOL_FORMATS.get(family, HERMES), (OPENING, CLOSING)

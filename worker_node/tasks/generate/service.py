@@ -9,10 +9,13 @@ from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosi
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 from msgspec import structs
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import Route
+from worker_node.engines.protocol import TOKEN_DTYPE
+from worker_node.manager.placement import Placement
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation, Tracing
 from worker_node.scheduling.admission import Work
@@ -20,7 +23,7 @@ from worker_node.serving.routing import select_placement
 from worker_node.serving.run import Execution, Services
 from worker_node.tasks.generate.answer import Answer, BlockEvent, Event, Finished
 from worker_node.tasks.generate.building import GenerationModel
-from worker_node.tasks.generate.messages import TokenDelta
+from worker_node.tasks.generate.messages import EDGE_ONLY, GenerateJob, TokenDelta
 from worker_node.tasks.generate.metrics import GenerationMetrics
 from worker_node.tasks.generate.prompting import PreparedGeneration, generation_model, images_of, prepare_generation
 from worker_node.tasks.generate.request import GenerationRequest, TokenIds
@@ -54,7 +57,7 @@ async def generate(
             selection = await select_placement(prepared.demand, context)
             if operation.recording:
                 operation.routed(selection.route)
-            work = Work(prepared.demand.prompt_tokens, prepared.most_tokens(selection.placement))
+            work = Work(prepared.demand.prompt_tokens, _most_tokens(prepared, selection.placement))
             execution = Execution(prepared.demand, context, selection, work=work, strict_proof=services.require_proof)
             with execution.admitted():
                 if operation.recording:
@@ -68,24 +71,16 @@ async def generate(
                     stream=stream,
                     index=index,
                 )
-                async with AsyncExitStack() as stack:
-                    events = await stack.enter_async_context(aclosing(reader.events()))
+                async with aclosing(reader.events()) as events:
                     if execution.proof_required:
                         # The first token shows whether the NPU works, while the status can still say so.
-                        first = await anext(events)
-                        events = await stack.enter_async_context(aclosing(_resumed(first, events)))
+                        await anext(events)
                     # The head of a streamed reply names the device.
                     execution.pinned = stream
                     yield Generation(prepared, execution, events)
         except NodeError as error:
             request.name_field(error)
             raise
-
-
-async def _resumed(first: ChoiceEvents, events: AsyncIterator[ChoiceEvents]) -> AsyncGenerator[ChoiceEvents, None]:
-    yield first
-    async for more in events:
-        yield more
 
 
 def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractContextManager[Operation]:
@@ -120,11 +115,6 @@ class Generation:
     events: AsyncIterator[ChoiceEvents]
 
     @property
-    def model(self) -> str:
-        """The id of its model."""
-        return self.prepared.demand.model
-
-    @property
     def loading_s(self) -> float:
         """How long it waited for its model to be loaded."""
         return self.execution.selection.loading_s
@@ -148,13 +138,20 @@ class _Reader:
     index: int
 
     async def events(self) -> AsyncGenerator[ChoiceEvents, None]:
-        """Yield changes of blocks, then `Finished`. A stop sequence ends the generation in the engine too."""
+        """Yield changes of blocks, then `Finished`. A stop sequence ends the generation in the engine too.
+
+        Where the NPU must be proven, what is yielded first is empty, when the first token has proven it.
+        """
         operation, execution = self.operation, self.execution
+        waiting = execution.proof_required
         try:
             while not execution.done:
                 answer, last = self._new_answer(), []
                 async with aclosing(self._attempt(answer)) as changes:
                     async for last in changes:
+                        if waiting:
+                            waiting = False
+                            yield ChoiceEvents(self.index, (), 0)
                         if last and self.stream and not answer.complete:
                             yield ChoiceEvents(self.index, last, answer.tokens)
             if execution.proof_required:
@@ -174,14 +171,12 @@ class _Reader:
     async def _attempt(self, answer: Answer) -> AsyncGenerator[list[BlockEvent], None]:
         """Read one attempt into the answer, and yield its changes."""
         execution = self.execution
-        # Another placement may leave less room for the answer.
-        job = self.prepared.job(execution.selection.placement, stream=self.stream)
         route = execution.selection.route
         counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
         # Admission and metrics hear of the first token, of the end, and from time to time between them.
         report_at = 0.0
         try:
-            async with execution.attempt(job, TokenDelta) as deltas:
+            async with execution.attempt(self._job(), TokenDelta) as deltas:
                 async for delta in deltas:
                     execution.sent = self.stream
                     changes = answer.push(delta)
@@ -206,6 +201,21 @@ class _Reader:
         finally:
             counter.inc(answer.unreported)
 
+    def _job(self) -> GenerateJob:
+        """The job of the next attempt: another placement may leave less room for the answer."""
+        prepared, request = self.prepared, self.prepared.request
+        return GenerateJob(
+            id=0,
+            tokens=np.asarray(prepared.prompt.tokens, TOKEN_DTYPE).tobytes(),
+            max_new_tokens=_most_tokens(prepared, self.execution.selection.placement),
+            deadline=request.context.deadline,
+            sampling=structs.replace(request.sampling, **EDGE_ONLY),
+            interactive=request.context.interactive,
+            grammar=prepared.grammar,
+            vision_prompt=prepared.prompt.vision_prompt,
+            streamed_until=request.context.ends if self.stream else 0.0,
+        )
+
     def _new_answer(self) -> Answer:
         prepared = self.prepared
         use, parser = prepared.request.tool_use, prepared.prompt.parser
@@ -216,6 +226,14 @@ class _Reader:
             single_call=use is not None and use.single,
             prompt_tokens=prepared.demand.prompt_tokens,
         )
+
+
+def _most_tokens(prepared: PreparedGeneration, placement: Placement) -> int:
+    """How many tokens the answer may have at a placement: no more than its window leaves."""
+    request = prepared.request
+    window = min(placement.total_limit, request.context_limit or placement.total_limit)
+    room = min(prepared.model.max_tokens_limit, window - prepared.demand.prompt_tokens)
+    return min(room, request.sampling.max_new_tokens or room)
 
 
 def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:
@@ -240,15 +258,15 @@ _BUFFERED_EVENTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Admitted generations, and their events as they arise; see `Generation.events`."""
+    """Admitted generations of the model of that id, and their events as they arise.
 
+    The `routes` are final where a stream follows: its head names them.
+    """
+
+    model: str
     runs: tuple[Generation, ...]
+    routes: tuple[Route, ...]
     events: AsyncIterator[ChoiceEvents]
-
-    @property
-    def routes(self) -> tuple[Route, ...]:
-        """Where they run."""
-        return tuple([run.route for run in self.runs])
 
 
 def repeated(request: GenerationRequest, count: int) -> list[GenerationRequest]:
@@ -278,7 +296,8 @@ async def generate_choices(
             if len(requests) > 1:
                 _check_places(run.prepared.model, len(requests))
         events = runs[0].events if len(runs) == 1 else await stack.enter_async_context(aclosing(_merged(runs)))
-        yield Choices(tuple(runs), events)
+        routes = [run.execution.route for run in runs]
+        yield Choices(runs[0].prepared.demand.model, tuple(runs), tuple(routes), events)
 
 
 def _check_places(model: GenerationModel, count: int) -> None:

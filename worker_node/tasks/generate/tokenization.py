@@ -54,7 +54,8 @@ class ChatTokenizer:
         self._longest_piece = max(map(len, vocabulary))
         self._table = [b""] * (max(vocabulary.values()) + 1)
         self.byte_table: Sequence[bytes] | None = self._table if self._fill_table(vocabulary) else None
-        self._counts_up_to = self._silent_limit()
+        # Some graphs truncate longer texts silently.
+        self._counts_up_to = len(self.encode_any("a " * (context_limit + 2), special=False))
 
     def _check_template(self, template: ChatTemplate) -> None:
         """Raise ConfigurationError for a template that renders none of the simplest conversations."""
@@ -80,10 +81,6 @@ class ChatTokenizer:
             elif shown[token]:
                 return False
         return len(vocabulary) == len(ids)
-
-    def _silent_limit(self) -> int:
-        """How many tokens the tokenizer returns at most: some graphs truncate longer texts silently."""
-        return len(self.encode_any("a " * (self.context_limit + 2), special=False))
 
     def encode_any(self, text: str, *, special: bool) -> list[int]:
         """The token ids of a text of any length, or as many as the tokenizer returns at most."""
@@ -119,12 +116,8 @@ class ChatTokenizer:
 
         Raises BadRequest if the template refuses the conversation, ContextLengthExceeded if it is too long.
         """
-        return self.encode_rendered(self.render(messages))
-
-    def encode_rendered(self, text: str) -> list[int]:
-        """Return the token ids of a conversation that `render` made."""
         # A template writes the special tokens itself.
-        return self.encode_prompt(text, special=not self.chat_template)
+        return self.encode_prompt(self.render(messages), special=not self.chat_template)
 
     def opening(self) -> str:
         """The text of what the tokenizer puts before a text, as the beginning of a sequence; empty where it is none."""
@@ -199,10 +192,6 @@ class ChatTokenizer:
         """Return the text of tokens; those beyond the vocabulary have none."""
         known = [token for token in tokens if token < len(self._table)]
         return str(self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens)) if known else ""
-
-    def decode_each(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text of each token, special ones included."""
-        return [self.decode([token], skip_special_tokens=False) for token in tokens]
 
 
 def first_line(error: RuntimeError) -> str:

@@ -162,6 +162,7 @@ def _read_graph(path: Path, config: CrossEncoderConfig) -> ov.Model:
             f"{path}: has the inputs {', '.join(sorted(inputs))}; a cross-encoder has input_ids, "
             "attention_mask and perhaps token_type_ids"
         )
+
     outputs = [port for port in model.outputs if LOGITS in port.names]
     labels = outputs[0].partial_shape[-1] if outputs else None
     if labels is None or labels.is_dynamic or labels.get_length() != config.labels:
@@ -233,6 +234,7 @@ class _Rerankers(ModelFiles):
             model = _read_graph(source / MODEL_FILE, config)
         else:
             model = build_cross_encoder(config, read_tensors(source))
+
         # Exact weights, as those of encoders.
         ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
         tokenizer, _ = write_tokenizer(source / TOKENIZER_FILE, target / TOKENIZER_FILE, token_rows(model))

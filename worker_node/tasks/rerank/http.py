@@ -14,8 +14,8 @@ from worker_node.http.errors import OVMS_PREFIX, describe, retry_headers
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
-from worker_node.http.task import ApiOperation, TaskApi
-from worker_node.tasks.rerank.service import RerankReply, RerankRequest, declare_rerank_metrics, rerank
+from worker_node.http.task import JSON, ApiOperation, TaskApi
+from worker_node.tasks.rerank.service import RerankReply, declare_rerank_metrics, rerank
 
 _ONE_FIELD = "documents are ranked by their text alone; send the fields that count as one text"
 _TEXT_ONLY = "models here rank texts and give scores alone"
@@ -77,7 +77,11 @@ class RerankBody(DialectBody):
         return self.texts is None if wanted is None else wanted
 
 
-PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
+PATHS = {
+    "/rerank": "TEI, Cohere, Jina: rank documents",
+    "/v1/rerank": "Cohere, Jina: rank documents",
+    "/v2/rerank": "Cohere: rank documents",
+}
 
 
 def error_response(error: NodeError) -> web.Response:
@@ -89,7 +93,8 @@ async def _rerank(request: web.Request) -> web.Response:
     context = request_context(request)
     body = await read_body(request, RerankBody)
     field, texts = body.given()
-    wanted = RerankRequest(
+    reply = await rerank(
+        request.app[NODE].services,
         context,
         body.query,
         texts,
@@ -98,12 +103,10 @@ async def _rerank(request: web.Request) -> web.Response:
         max_document_tokens=body.max_tokens_per_doc,
         field=field,
     )
-    reply = await rerank(request.app[NODE].services, wanted)
     rendered: Any = _tei(body, texts, reply)
     if body.texts is None:
         rendered = _cohere(body, texts, reply, context.request_id, version="2" if request.path == "/v2/rerank" else "1")
-    headers = route_headers(reply.route, reply.busy)
-    return json_response(rendered, headers=headers)
+    return json_response(rendered, headers=route_headers(reply.route, reply.busy))
 
 
 def _tei(body: RerankBody, texts: tuple[str, ...], reply: RerankReply) -> list[dict[str, Any]]:
@@ -125,6 +128,7 @@ def _cohere(
             given = body.documents[index] if body.documents is not None else texts[index]
             result["document"] = given.model_dump() if isinstance(given, Document) else {"text": given}
         results.append(result)
+
     meta: dict[str, Any] = {
         "api_version": {"version": version},
         "device": reply.route.device,
@@ -169,16 +173,10 @@ class Ranked(RootModel[Reranked | list[RankedText]]):
     """Either, by the form of the request."""
 
 
-_SUMMARIES = {
-    "/rerank": "TEI, Cohere, Jina: rank documents",
-    "/v1/rerank": "Cohere, Jina: rank documents",
-    "/v2/rerank": "Cohere: rank documents",
-}
-
 API = TaskApi(
     operations=tuple(
-        ApiOperation("post", path, _rerank, _SUMMARIES[path], {"application/json": Ranked}, RerankBody, inference=True)
-        for path in PATHS
+        ApiOperation("post", path, _rerank, summary, {JSON: Ranked}, RerankBody, inference=True)
+        for path, summary in PATHS.items()
     ),
     errors=dict.fromkeys((*PATHS, f"{OVMS_PREFIX}rerank"), error_response),
     metrics=declare_rerank_metrics,

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from av.audio.codeccontext import AudioCodecContext
     from av.audio.frame import AudioFrame
     from av.container import InputContainer
-    from av.error import FFmpegError
 
 _FILE = "file"
 # Containers with audio that stand alone.
@@ -73,8 +72,10 @@ def _decode_stream(stream: BinaryIO, output: BinaryIO, max_seconds: float) -> fl
                 raise _too_long(max_seconds)
             return _decode(container, output, max_seconds)
     except FFmpegError as error:
+        # Only the code's own words: the message may repeat a name from the file.
         raise BadRequest(
-            f"file: not audio in a known format ({_brief(error)}); send WAV, FLAC, MP3, Ogg, MP4, WebM or the like",
+            f"file: not audio in a known format ({error.strerror or 'unreadable'}); send WAV, FLAC, MP3, Ogg, MP4, "
+            "WebM or the like",
             param=_FILE,
         ) from None
 
@@ -86,6 +87,7 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
     if not container.streams.audio:
         raise BadRequest("file: it has no audio stream", param=_FILE)
     stream = container.streams.audio[0]
+
     # None, whatever the type says, where FFmpeg has no decoder.
     codec: AudioCodecContext | None = stream.codec_context
     if codec is None:
@@ -108,6 +110,7 @@ def _decode(container: InputContainer, output: BinaryIO, max_seconds: float) -> 
                 raise BadRequest("file: its rate or channels change on the way; send the parts", param=_FILE) from None
             if written > most:
                 raise _too_long(max_seconds)
+
     written += _write(resampler.resample(None), output)
     if not written:
         raise BadRequest("file: it holds no audio that can be decoded", param=_FILE)
@@ -129,11 +132,6 @@ def _write(frames: list[AudioFrame], output: BinaryIO) -> int:
 
 def _too_long(max_seconds: float) -> BadRequest:
     return BadRequest(f"file: the audio is longer than {max_seconds:g} s, the limit of this node", param=_FILE)
-
-
-def _brief(error: FFmpegError) -> str:
-    # Only the code's own words: the message may repeat a name from the file.
-    return str(error.strerror or "unreadable")
 
 
 # The network gives one probability for each 32 ms.
@@ -167,6 +165,7 @@ def speech_regions(
             if place + VOICE_FRAME - quiet_since >= patience:
                 found.append((begin, quiet_since))
                 begin = quiet_since = None
+
     if begin is not None:
         found.append((begin, total if quiet_since is None else quiet_since))
     spoken = [region for region in found if region[1] - region[0] >= _SHORTEST_S * RATE]
@@ -242,11 +241,6 @@ class Window:
 
     begin: int
     end: int
-
-    @property
-    def offset_s(self) -> float:
-        """Where it begins, in seconds."""
-        return self.begin / RATE
 
     @property
     def seconds(self) -> float:

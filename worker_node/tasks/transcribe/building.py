@@ -120,24 +120,6 @@ def canary_samples() -> bytes:
         return target.read_bytes()
 
 
-def speech_canary(installed: InstalledModel) -> Canary:
-    """Return the canary of one model. Raises ConfigurationError when PyAV is not installed."""
-    samples = canary_samples()
-
-    async def examine(engine: JobEngine) -> None:
-        job = TranscribeJob(0, samples, time.monotonic() + CANARY_TIMEOUT_S, language="en")
-        async with aclosing(engine.run(job, Transcript)) as results:
-            text = (await anext(results)).text
-        words = set(re.findall(r"[a-z]+", text.lower()))
-        found = sum(word in words for word in _WORDS)
-        if found < _ENOUGH:
-            raise CanaryFailed(
-                f"{installed.id} understood {found} of {len(_WORDS)} words of a sentence; {_ENOUGH} are right"
-            )
-
-    return examine
-
-
 # Resident bytes for each byte of f16 weights: the CPU widens them, and the decoder is compiled twice for the NPU.
 _WEIGHTS = 3.0
 _MAX_OUTSTANDING = 64
@@ -181,7 +163,7 @@ class _Transcribe(ServedTask[TranscriptionModel]):
             total_limit=POSITIONS if on_npu else limit,
             memory=target.footprint(_WEIGHTS),
             lengths=(POSITIONS,) if on_npu else (),
-            # See `runner`.
+            # See `engine`.
             lacks=frozenset({"language_detection"}) if on_npu else NOTHING,
         )
 
@@ -190,20 +172,30 @@ class _Transcribe(ServedTask[TranscriptionModel]):
         store = ModelStore(settings.model_store)
         if limits.vad and find_network(store) is None:
             raise wanted.error("vad", f"vad needs {VOICE_MODEL}, which {not_installed(VOICE_MODEL, store.root)}")
-        return TranscriptionModel(installed, _languages(installed), limits)
+        path = installed.path / "generation_config.json"
+        try:
+            content = json.loads(path.read_bytes())
+            known = content.get("lang_to_id") or {} if content.get("is_multilingual") else {}
+            languages = frozenset(str(name).strip("<|>") for name in known)
+        except (OSError, ValueError, AttributeError) as error:
+            raise ConfigurationError(f"{path}: not readable ({error}); pull or export the model again") from error
+        return TranscriptionModel(installed, languages, limits)
 
     def canary(self, model: TranscriptionModel, wanted: ModelSettings, plan: EnginePlan) -> Canary:  # noqa: ARG002
-        return speech_canary(model.installed)
+        samples = canary_samples()
 
+        async def examine(engine: JobEngine) -> None:
+            job = TranscribeJob(0, samples, time.monotonic() + CANARY_TIMEOUT_S, language="en")
+            async with aclosing(engine.run(job, Transcript)) as results:
+                text = (await anext(results)).text
+            words = set(re.findall(r"[a-z]+", text.lower()))
+            found = sum(word in words for word in _WORDS)
+            if found < _ENOUGH:
+                raise CanaryFailed(
+                    f"{model.id} understood {found} of {len(_WORDS)} words of a sentence; {_ENOUGH} are right"
+                )
 
-def _languages(installed: InstalledModel) -> frozenset[str]:
-    path = installed.path / "generation_config.json"
-    try:
-        content = json.loads(path.read_bytes())
-        known = content.get("lang_to_id") or {}
-        return frozenset(str(name).strip("<|>") for name in known) if content.get("is_multilingual") else frozenset()
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigurationError(f"{path}: not readable ({error}); pull or export the model again") from error
+        return examine
 
 
 TRANSCRIBE = _Transcribe()

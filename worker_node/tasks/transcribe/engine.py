@@ -17,7 +17,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from worker_node.core.types import NOT_MEASURED, Busy, Device
+from worker_node.core.types import Busy, Device
 from worker_node.devices.blobs import brief, describe_npu, npu_properties, require_npu
 from worker_node.devices.npu import busy_meter
 from worker_node.engines.protocol import (
@@ -63,12 +63,13 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
     def load(self) -> Loaded:
         began = time.monotonic()
         options, emulated, core = self._options, self._spec.emulated, ov.Core()
+        device = self._spec.device.value
         properties: dict[str, Any] = {}
         if options.precision:
             properties["INFERENCE_PRECISION_HINT"] = options.precision
         if self._on_npu:
             require_npu(core, emulated=emulated)
-            self._meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
+            name, driver = describe_npu(core, emulated=emulated)
             properties = npu_properties(
                 emulated=emulated,
                 cache_dir=options.cache_dir,
@@ -77,17 +78,16 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
                 **properties,
             )
         else:
+            name, driver = str(core.get_property(device, "FULL_DEVICE_NAME")), None
             cache = {"CACHE_DIR": options.cache_dir} if options.cache_dir else {}
             properties |= cache | options.plugin_config
-        device = self._spec.device.value
+
+        # Other devices have no counter, so nothing is measured on them.
+        self._meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
+
         # Word times need another form of the decoder, which is as fast (docs/performance.md).
         self._pipeline = genai.WhisperPipeline(self._spec.path, device, word_timestamps=True, **properties)
-        self._defaults = self._pipeline.get_generation_config()
-        if not self._on_npu:
-            name = str(core.get_property(device, "FULL_DEVICE_NAME"))
-            return Loaded(time.monotonic() - began, name, genai.get_version())
         self._meter.rest()
-        name, driver = describe_npu(core, emulated=emulated)
         return Loaded(time.monotonic() - began, name, genai.get_version(), driver)
 
     def _run(self, job: TranscribeJob, emit: Outbox, poll: Inbox) -> None:
@@ -96,6 +96,7 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
         except RuntimeError as error:
             emit(Failed(job.id, "invalid_request", brief(error)))
             return
+
         started, late = time.monotonic(), False
         failure: BaseException | None = None
 
@@ -111,14 +112,14 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
             return genai.StreamingStatus.CANCEL if ended else genai.StreamingStatus.RUNNING
 
         emit(NativeCall("run", POSITIONS + job.prompt_tokens, [job.id]))
-        if self._on_npu:
-            self._meter.begin()
+        self._meter.begin()
         try:
             result = self._pipeline.generate(_samples(job), config, on_text)
         except RuntimeError as error:
             # The job was examined before, so this is the device or its driver, and every next job would meet it too.
             raise DeviceBroken(f"the {self._spec.device} failed in a transcription: {brief(error)}") from None
-        busy = self._meter.end() if self._on_npu else NOT_MEASURED
+
+        busy = self._meter.end()
         if failure is not None:
             raise failure
         if self._cancelled:
@@ -170,6 +171,7 @@ def _samples(job: TranscribeJob) -> list[float]:
 
 def _transcript(job: TranscribeJob, result: Any, started: float, busy: Busy) -> Transcript:
     seconds = len(job.samples) / (SAMPLE_BYTES * RATE)
+
     # A segment that the window's end cuts off has no end of its own.
     segments = tuple(
         Span(chunk.start_ts, chunk.end_ts if chunk.end_ts >= 0 else seconds, chunk.text)

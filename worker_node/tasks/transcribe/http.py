@@ -18,6 +18,7 @@ from multidict import MultiDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from worker_node.core.errors import BadRequest, InsufficientStorage, NodeError, PayloadTooLarge, UnsupportedParameter
+from worker_node.core.types import RequestContext
 from worker_node.http.body import arrival, silence
 from worker_node.http.body import explain as explain_invalid
 from worker_node.http.context import busy_fields, request_context, route_headers
@@ -30,14 +31,13 @@ from worker_node.http.task import EVENTS, JSON, TEXT, ApiOperation, TaskApi
 from worker_node.tasks.transcribe.building import TranscriptionModel
 from worker_node.tasks.transcribe.service import (
     Transcription,
-    TranscriptionRequest,
     VoiceChoice,
     declare_speech_metrics,
     find_model,
     find_voice,
     transcribe,
 )
-from worker_node.tasks.transcribe.task import AudioOptions, Span
+from worker_node.tasks.transcribe.task import AudioOptions, Span, TranscribeJob
 
 Format = Literal["json", "text", "srt", "vtt", "verbose_json"]
 _STRATEGY, _GRANULARITIES = "chunking_strategy", "timestamp_granularities"
@@ -80,18 +80,20 @@ class SpeechForm(BaseModel):
             raise BadRequest(f"{_GRANULARITIES}[] needs response_format verbose_json", param=f"{_GRANULARITIES}[]")
         return form
 
-    def wanted(self, *, translate: bool) -> TranscriptionRequest:
-        """The request."""
+    def job(self, context: RequestContext, *, translate: bool) -> TranscribeJob:
+        """What every window of the audio is asked."""
         words = self.timestamp_granularities == {"word"}
-        return TranscriptionRequest(
-            model=self.model,
+        return TranscribeJob(
+            0,
+            b"",
+            context.deadline,
             language=None if self.language is None else self.language.lower(),
             translate=translate,
             segments=self.response_format in {"srt", "vtt"} or (self.response_format == "verbose_json" and not words),
             words="word" in self.timestamp_granularities,
             prompt=self.prompt,
             temperature=self.temperature,
-            voice=self.voice(),
+            interactive=context.interactive,
         )
 
     def voice(self) -> VoiceChoice:
@@ -166,6 +168,7 @@ async def read_form(request: web.Request, path: Path, most_bytes: int) -> tuple[
     """
     if not request.content_type.startswith("multipart/"):
         raise BadRequest("send the audio as multipart/form-data, with the fields file and model")
+
     # Fields and the frames between them take some room beside the file.
     if (request.content_length or 0) > most_bytes + (1 << 20):
         raise PayloadTooLarge(f"the body has {request.content_length} bytes; the file may have {most_bytes}")
@@ -191,6 +194,7 @@ async def read_form(request: web.Request, path: Path, most_bytes: int) -> tuple[
         if request.transport is None:
             raise ConnectionResetError("the client left before its body was read") from None
         raise BadRequest("the body is not multipart/form-data as its headers say") from None
+
     if not size:
         raise BadRequest("file is missing" if size is None else "file is empty", param="file")
     return fields, size
@@ -234,14 +238,6 @@ async def _receive(part: BodyPartReader, request: web.Request, target: BinaryIO,
 
 
 _MEBIBYTE = 1 << 20
-_DURATION = Field(description="Seconds of audio")
-
-
-class Text(Reply):
-    """Reply with response_format json."""
-
-    text: str
-    usage: dict[str, Any]
 
 
 class Segment(Reply):
@@ -272,7 +268,7 @@ class VerboseText(Reply):
 
     task: str
     language: str | None
-    duration: float = _DURATION
+    duration: Annotated[float, Field(description="Seconds of audio")]
     text: str
     segments: list[Segment] | None = None
     words: list[Word] | None = None
@@ -290,11 +286,6 @@ def scratch_directory() -> Iterator[Path]:
         ) from None
     with room as path:
         yield Path(path)
-
-
-def _joined(texts: Iterable[str]) -> str:
-    """The text of all windows; each begins with its own blank where its language has one."""
-    return "".join(texts).strip()
 
 
 def srt(segments: Iterable[Span]) -> str:
@@ -328,7 +319,7 @@ _TEXTS: dict[str, tuple[str, Callable[[str, Sequence[Span]], str]]] = {
 
 
 def _verbose(
-    run: Transcription, wanted: TranscriptionRequest, segments: Sequence[Span], words: Sequence[Span]
+    run: Transcription, wanted: TranscribeJob, segments: Sequence[Span], words: Sequence[Span]
 ) -> dict[str, Any]:
     """What verbose_json adds to json."""
     reply: dict[str, Any] = {
@@ -345,7 +336,7 @@ def _verbose(
     return reply
 
 
-def _segment(place: int, segment: Span, wanted: TranscriptionRequest) -> dict[str, Any]:
+def _segment(place: int, segment: Span, wanted: TranscribeJob) -> dict[str, Any]:
     raw = segment.text.encode()
     return {
         "id": place,
@@ -372,7 +363,7 @@ async def _stream(request: web.Request, run: Transcription) -> web.StreamRespons
                 await stream.send({"type": "transcript.text.delta", "delta": delta})
             done: dict[str, Any] = {
                 "type": "transcript.text.done",
-                "text": _joined(texts),
+                "text": "".join(texts).strip(),
                 "usage": {"type": "duration", "seconds": round(run.seconds)},
                 "device": run.route.device,
             }
@@ -382,11 +373,13 @@ async def _stream(request: web.Request, run: Transcription) -> web.StreamRespons
             stream.failed(error)
             # The status line is gone: the error is the last event, and there is no `done`.
             await stream.send({"error": describe_error(error)}, "error")
+
     return stream.response
 
 
 async def _answer(request: web.Request) -> web.StreamResponse:
     node, context = request.app[NODE], request_context(request)
+
     # A file that is too large for every model here is not read; the model's own bound is checked where it is known.
     bounds = [model.limits for model in node.manager.models if isinstance(model, TranscriptionModel)]
     most = max((bound.max_audio_mb for bound in bounds), default=AudioOptions().max_audio_mb) * _MEBIBYTE
@@ -394,17 +387,18 @@ async def _answer(request: web.Request) -> web.StreamResponse:
         upload = scratch / "upload"
         fields, size = await read_form(request, upload, most)
         form = SpeechForm.read(fields)
-        wanted = form.wanted(translate=request.path.endswith("/translations"))
-        model = await find_model(node.services, wanted, context)
-        voice = await find_voice(node.manager, model.limits, wanted.voice, context.deadline)
-        _note_ignored(request, fields, detects_voice=voice is not None or not wanted.voice.wanted)
+        wanted, choice = form.job(context, translate=request.path.endswith("/translations")), form.voice()
+        model = await find_model(node.services, form.model, wanted, context)
+        voice = await find_voice(node.manager, model.limits, choice, context.deadline)
+        _note_ignored(request, fields, detects_voice=voice is not None or not choice.wanted)
         if size > model.limits.max_audio_mb * _MEBIBYTE:
             raise PayloadTooLarge(f"file: more than {model.limits.max_audio_mb} MiB, the limit of {model.id}")
         async with transcribe(node.services, model, context, wanted, voice, upload, scratch) as run:
             if form.stream and form.response_format in {"json", "text"}:
                 return await _stream(request, run)
             parts = [part async for part in run.parts()]
-            text = _joined(part.text for part in parts)
+            # Each text begins with a blank of its own where its language has one.
+            text = "".join(part.text for part in parts).strip()
             segments = [segment for part in parts for segment in part.segments]
             headers = route_headers(run.route, run.busy)
             if form.response_format in _TEXTS:

@@ -7,11 +7,12 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter
 
@@ -85,6 +86,7 @@ async def find_voice(manager: ModelManager, limits: AudioOptions, choice: VoiceC
             f"its operator can run: npu-node pull {VOICE_MODEL}",
             param=choice.param,
         )
+
     return Voice(
         str(network),
         limits.vad_threshold if choice.threshold is None else choice.threshold,
@@ -138,20 +140,6 @@ def declare_speech_metrics(telemetry: Telemetry) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TranscriptionRequest:
-    """What a request asks for; see `TranscribeJob`."""
-
-    model: str | None = None
-    language: str | None = None
-    translate: bool = False
-    segments: bool = False
-    words: bool = False
-    prompt: str = ""
-    temperature: float = 0.0
-    voice: VoiceChoice = field(default_factory=VoiceChoice)
-
-
-@dataclass(frozen=True, slots=True)
 class SpokenPart:
     """What was said in one window; times count from the beginning of the audio."""
 
@@ -160,12 +148,14 @@ class SpokenPart:
     words: tuple[Span, ...]
 
 
-async def find_model(services: Services, wanted: TranscriptionRequest, context: RequestContext) -> TranscriptionModel:
+async def find_model(
+    services: Services, name: str | None, wanted: TranscribeJob, context: RequestContext
+) -> TranscriptionModel:
     """The model of a request, which is refused here, before its audio is decoded, if it cannot be served.
 
     Raises ModelNotFound, BadRequest, UnsupportedParameter (a language that the model does not know), Overloaded.
     """
-    model = await services.manager.model_of(KIND, TranscriptionModel, wanted.model, context.deadline)
+    model = await services.manager.model_of(KIND, TranscriptionModel, name, context.deadline)
     if not model.multilingual:
         if wanted.translate:
             raise UnsupportedParameter(f"{model.id} knows English only; it does not translate", param="model")
@@ -176,6 +166,7 @@ async def find_model(services: Services, wanted: TranscriptionRequest, context: 
     elif wanted.language is not None and wanted.language not in model.languages:
         known = ", ".join(sorted(model.languages))
         raise UnsupportedParameter(f"language must be one of {known}", param="language")
+
     reject_if_full(model.placements, 1, context)
     return model
 
@@ -185,12 +176,12 @@ async def transcribe(
     services: Services,
     model: TranscriptionModel,
     context: RequestContext,
-    wanted: TranscriptionRequest,
+    wanted: TranscribeJob,
     voice: Voice | None,
     upload: Path,
     scratch: Path,
 ) -> AsyncIterator[Transcription]:
-    """Transcribe a file for as long as the block lasts; the first window is done when it begins.
+    """Transcribe a file as `wanted`, for as long as the block lasts; the first window is done when it begins.
 
     With a `voice`, the model gets only what that takes for speech. Raises BadRequest (no audio, or too long), and what
     `run_selected` raises; while iterating, too.
@@ -235,7 +226,7 @@ class Transcription:
         services: Services,
         model: TranscriptionModel,
         context: RequestContext,
-        wanted: TranscriptionRequest,
+        wanted: TranscribeJob,
         pcm: Path,
         seconds: float,
         regions: Sequence[Window],
@@ -282,22 +273,12 @@ class Transcription:
         return None
 
     async def _ask(self, samples: bytes) -> Transcript:
-        wanted, context, model = self._wanted, self._context, self._model
-        job = TranscribeJob(
-            0,
-            samples,
-            context.deadline,
-            language=self.language,
-            translate=wanted.translate,
-            segments=wanted.segments,
-            words=wanted.words,
-            prompt=wanted.prompt,
-            temperature=wanted.temperature,
-            interactive=context.interactive,
-        )
+        context, model = self._context, self._model
+        job = msgspec.structs.replace(self._wanted, samples=samples, language=self.language)
         needs: frozenset[Feature] = NOTHING
-        if model.multilingual and wanted.language is None:
+        if model.multilingual and self._wanted.language is None:
             needs = frozenset({"language_detection"})
+
         # The head of the reply may be out, and names the device of the first window.
         require = self.route.device if self._answered else context.require_device
         size = job.prompt_tokens
@@ -315,6 +296,7 @@ class Transcription:
             self.route, self.timing, self.busy = answer.route, answer.timing, answer.result.busy
             self.language = self.language or answer.result.language
             self._answered = True
+
         self.tokens += answer.result.tokens
         return answer.result
 
@@ -334,7 +316,7 @@ def _silent(samples: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> bool:
 def _spoken(window: Window, transcript: Transcript) -> SpokenPart:
     def moved(span: Span) -> Span:
         # A model hears 30 s, whatever the window has, and may name times after its end.
-        begin, end = (window.offset_s + min(time, window.seconds) for time in (span.begin, span.end))
+        begin, end = (window.begin / RATE + min(time, window.seconds) for time in (span.begin, span.end))
         return Span(begin, end, span.text)
 
     return SpokenPart(transcript.text, tuple(map(moved, transcript.segments)), tuple(map(moved, transcript.words)))

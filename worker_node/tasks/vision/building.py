@@ -149,6 +149,7 @@ def image_rules(directory: Path) -> ImageRules:
         # GenAI puts a line break behind each image.
         tokens = max(1, side // patch) ** 2 + 1
         return ImageRules(lambda _width, _height: tokens, 4 * side * side, side, marks)
+
     if kind == "internvl_chat":
         return _internvl(config, marks)
     if kind in {"gemma3", "gemma4"}:
@@ -213,11 +214,11 @@ def vision_canary(tokenizer: ChatTokenizer, rules: ImageRules) -> Canary:
         grey = RawImage(_SIDE, _SIDE, bytes([128]) * (_SIDE * _SIDE * 3))
         job = GenerateJob(
             id=0,
-            tokens=np.asarray(tokenizer.encode_rendered(_QUESTION), TOKEN_DTYPE).tobytes(),
+            tokens=np.asarray(tokenizer.encode_prompt(_QUESTION), TOKEN_DTYPE).tobytes(),
             max_new_tokens=1,
             deadline=time.monotonic() + CANARY_TIMEOUT_S,
             sampling=Sampling(ignore_eos=True),
-            seen=image_prompt(text.removeprefix(tokenizer.opening()), images, {"canary": grey}, rules),
+            vision_prompt=image_prompt(text.removeprefix(tokenizer.opening()), images, {"canary": grey}, rules),
         )
         async with aclosing(engine.run(job, TokenDelta)) as deltas:
             answered = [token async for delta in deltas for token in delta.tokens]

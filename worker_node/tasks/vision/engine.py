@@ -13,10 +13,10 @@ import openvino as ov
 import openvino_genai as genai
 
 from worker_node.core.types import Device
-from worker_node.devices.blobs import NPU, brief, describe_npu, npu_properties, require_npu
+from worker_node.devices.blobs import brief, describe_npu, npu_properties, require_npu
 from worker_node.devices.npu import busy_meter
 from worker_node.engines.protocol import DeviceBroken, EngineSpec, Failed, Loaded
-from worker_node.tasks.generate.messages import GenerateJob, RawImage
+from worker_node.tasks.generate.messages import GenerateJob
 from worker_node.tasks.generate.sampling import generation_config
 from worker_node.tasks.generate.stateful import PipelineRunner, TokenStreamer
 from worker_node.tasks.vision.task import VisionNpuOptions, VisionOptions
@@ -44,44 +44,44 @@ class VisionRunner(PipelineRunner):
 
     def load(self) -> Loaded:
         began = time.monotonic()
-        loaded = self._load_dynamic() if self._npu is None else self._load_on_npu(self._npu)
+        core, emulated, device = ov.Core(), self._spec.emulated, self._spec.device.value
+        if (npu := self._npu) is None:
+            options = msgspec.convert(self._spec.options, VisionOptions)
+            name, driver = str(core.get_property(device, "FULL_DEVICE_NAME")), None
+            cache = {} if options.cache_dir is None else {"CACHE_DIR": options.cache_dir}
+            # Without a paged cache, which one generation at a time has no use for.
+            properties: dict[str, Any] = {"ATTENTION_BACKEND": "SDPA", **options.plugin_config, **cache}
+        else:
+            require_npu(core, emulated=emulated)
+            name, driver = describe_npu(core, emulated=emulated)
+            self._meter = busy_meter(npu.busy_counter, stand_in=npu.stand_in)
+            language = npu_properties(
+                emulated=emulated,
+                cache_dir=npu.cache_dir,
+                plugin_config=npu.plugin_config,
+                MAX_PROMPT_LEN=npu.max_prompt_len,
+                MIN_RESPONSE_LEN=npu.min_response_len,
+            )
+            properties = {"MODEL_PROPERTIES": {"language_model": language}}
+
+        self._pipeline = genai.VLMPipeline(self._spec.path, device, **properties)
         self._defaults = self._pipeline.get_generation_config()
         if self._meter is not None:
             self._meter.rest()
-        return Loaded(time.monotonic() - began, loaded[0], genai.get_version(), loaded[1])
-
-    def _load_dynamic(self) -> tuple[str, None]:
-        options, device = msgspec.convert(self._spec.options, VisionOptions), self._spec.device.value
-        properties: dict[str, Any] = dict(options.plugin_config)
-        if options.cache_dir is not None:
-            properties["CACHE_DIR"] = options.cache_dir
-        # Without a paged cache, which one generation at a time has no use for.
-        self._pipeline = genai.VLMPipeline(self._spec.path, device, ATTENTION_BACKEND="SDPA", **properties)
-        return str(ov.Core().get_property(device, "FULL_DEVICE_NAME")), None
-
-    def _load_on_npu(self, options: VisionNpuOptions) -> tuple[str, str | None]:
-        core, emulated = ov.Core(), self._spec.emulated
-        require_npu(core, emulated=emulated)
-        self._meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
-        language = npu_properties(
-            emulated=emulated,
-            cache_dir=options.cache_dir,
-            plugin_config=options.plugin_config,
-            MAX_PROMPT_LEN=options.max_prompt_len,
-            MIN_RESPONSE_LEN=options.min_response_len,
-        )
-        self._pipeline = genai.VLMPipeline(self._spec.path, NPU, MODEL_PROPERTIES={"language_model": language})
-        return describe_npu(core, emulated=emulated)
+        return Loaded(time.monotonic() - began, name, genai.get_version(), driver)
 
     def _generate(self, job: GenerateJob, streamer: TokenStreamer) -> Any:
-        seen = job.seen
-        if seen is None:
+        prompt = job.vision_prompt
+        if prompt is None:
             raise ValueError("a vision engine got a job of tokens")
         config = generation_config(job, self._defaults)
         # The edge rendered the template, with what the request set for it.
         config.apply_chat_template = False
-        images = [_tensor(image) for image in seen.images]
-        return self._pipeline.generate(seen.text, images=images, generation_config=config, streamer=streamer)
+        images = []
+        for image in prompt.images:
+            rows = np.frombuffer(image.pixels, np.uint8).reshape(1, image.height, image.width, 3)
+            images.append(ov.Tensor(rows.copy()))
+        return self._pipeline.generate(prompt.text, images=images, generation_config=config, streamer=streamer)
 
     def _failure(self, job: GenerateJob, error: RuntimeError) -> Failed:
         said = str(error)
@@ -96,8 +96,3 @@ class VisionRunner(PipelineRunner):
 
     def _prompt_tokens(self, result: Any) -> int | None:
         return int(result.perf_metrics.get_num_input_tokens())
-
-
-def _tensor(image: RawImage) -> ov.Tensor:
-    rows = np.frombuffer(image.pixels, np.uint8).reshape(1, image.height, image.width, 3)
-    return ov.Tensor(rows.copy())

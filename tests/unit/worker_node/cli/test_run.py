@@ -161,7 +161,7 @@ def test_an_embedding_model_answers_with_a_vector():
 @pytest.mark.parametrize(("words", "piped"), [([], ""), ([], " \n"), ([""], "")])
 def test_an_empty_prompt_loads_the_model_and_asks_it_nothing(monkeypatch, capsys, words, piped):
     node = ScriptedNode()
-    monkeypatch.setattr("worker_node.cli.node_client.node_or_none", lambda _args: contextlib.nullcontext(node))
+    monkeypatch.setattr("worker_node.cli.node_client.node_or_none", lambda: contextlib.nullcontext(node))
     monkeypatch.setattr("sys.stdin", io.StringIO(piped))
     assert main(["run", "m", *words]) == 0
     assert (node.loaded, node.asked) == (["/models/m/load"], [])

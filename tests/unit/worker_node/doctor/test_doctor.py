@@ -214,7 +214,7 @@ FAULTS = [
     (with_firmware_of_another_chip, "firmware-file", "firmware-intel-misc"),
     (lambda case: packages(case.root, fw="1.27"), "firmware-mismatch", "of one release"),
     (logging_of("MAPPED_INFERENCE_VERSION is NOT compatible with the ELF"), "firmware-compiler", "modprobe intel_vpu"),
-    (logging_of("intel_vpu: ivpu_boot(): Failed to boot the firmware: -110"), "firmware-boot", "modprobe intel_vpu"),
+    (logging_of("intel_vpu: ivpu_boot(): Failed to boot the firmware: -110"), "firmware-boot", "ESXi"),
     (with_kernel("5.15.0-91-generic"), "kernel-version", "6.11"),
     (with_kernel("6.8.0-31-generic"), "kernel-version", "6.11"),
     (seeing(Probe((), None, "it ended with status -11")), "openvino", "reinstall"),
@@ -341,11 +341,6 @@ def test_wsl2_is_named_for_what_it_is(good):
     good.probe = SEES_CPU
     assert "WSL2" in good.wrong()["npu-present"].found
     assert "Windows" in good.wrong()["npu-present"].fix
-
-
-def test_esxi_is_named_where_the_firmware_does_not_boot(good):
-    good.machine.kernel_log = "intel_vpu 0000:00:0b.0: [drm] *ERROR* ivpu_boot(): Failed to boot the firmware: -110"
-    only(good, "firmware-boot", "ESXi", "on the host")
 
 
 def test_a_device_that_cannot_be_opened_is_not_usable_whatever_its_rights_say(tmp_path, monkeypatch):

@@ -78,6 +78,12 @@ async def test_a_forced_call_counts_and_not_the_expression_beside_it(store):
     assert not held.admits("yes")
 
 
+UNSUPPORTED = {
+    *("echo", "grammar", "guided_grammar", "include_stop_str_in_output", "logit_bias", "require_device"),
+    *("structured_outputs.grammar", "structured_outputs.structural_tag", "use_beam_search"),
+}
+
+
 @pytest.mark.parametrize(
     ("form", "param"),
     [
@@ -112,6 +118,21 @@ async def test_a_forced_call_counts_and_not_the_expression_beside_it(store):
         ({"keep_alive": "soon"}, "keep_alive"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
         ({"echo": True}, "echo"),
+        ({"temperature": 3}, "temperature"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"logit_bias": {"50256": -100}}, "logit_bias"),
+        ({"use_beam_search": True, "best_of": 4}, "use_beam_search"),
+        ({"best_of": 2, "stream": True}, "stream"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 21}, "best_of"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"n": 0}, "n"),
+        ({"n": 21}, "n"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"top_logprobs": 1}, "top_logprobs"),
     ],
 )
 async def test_what_cannot_be_is_refused_before_the_engine(store, form, param):
@@ -119,6 +140,7 @@ async def test_what_cannot_be_is_refused_before_the_engine(store, form, param):
         reply, body = await post(client, CHAT, **form)
     assert reply.status == 400, body
     assert body["error"]["param"] == param
+    assert param not in UNSUPPORTED or body["error"]["code"] == "unsupported_parameter"
     assert engine.jobs == []
 
 
@@ -175,6 +197,7 @@ async def test_a_past_call_may_have_malformed_arguments(store, arguments):
         for job in engine.jobs:
             prompt = engine.tokenizer.decode(list(memoryview(job.tokens).cast("i")))
             assert json.dumps(arguments) in prompt
+            assert told["content"] in prompt
 
 
 async def test_responses_take_the_sampling_of_local_servers(store):

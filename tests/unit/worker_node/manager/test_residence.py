@@ -185,15 +185,18 @@ async def test_a_model_larger_than_the_budget_is_refused_at_once_whatever_time_t
 
 @over_jumping_time
 async def test_a_load_that_nobody_waits_for_any_more_is_not_begun(case):
-    first, second = case.add("a", load_s=10.0), case.add("b")
+    first, second, third = case.add("a", load_s=10.0), case.add("b"), case.add("c")
     case.start()
     loading = asyncio.create_task(case.load(first))
-    waiting = asyncio.create_task(case.load(second))
+    waiting = [asyncio.create_task(case.load(second)), asyncio.create_task(case.request(third))]
     await asyncio.sleep(1)
-    waiting.cancel()
+    assert third.state() is ModelState.LOADING
+    for each in waiting:
+        each.cancel()
     await loading
     await asyncio.sleep(10)
-    assert (second.placements[0].engine.loads, second.state()) == (0, ModelState.UNLOADED)
+    for model in (second, third):
+        assert (model.placements[0].engine.loads, model.state()) == (0, ModelState.UNLOADED)
 
 
 @over_jumping_time

@@ -11,7 +11,7 @@ from tests.unit.worker_node.manager.jumping import manager_over, run_jumping
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.served import FailedModel
-from worker_node.reload import Reloader, follow_changes
+from worker_node.node import Reloader, follow_changes
 from worker_node.settings.reading import SettingsSource
 
 BROKEN = (
@@ -29,6 +29,18 @@ def text(models, **settings):
     return "\n".join(lines) + "\n"
 
 
+class Node:
+    """What a reload needs of a node."""
+
+    def __init__(self, settings, manager):
+        self.settings, self.manager = settings, manager
+        self.adopted = []
+
+    def adopt(self, settings):
+        self.settings = settings
+        self.adopted.append(settings)
+
+
 class World:
     """A node's manager and reloader over a settings file that the test writes."""
 
@@ -41,8 +53,9 @@ class World:
         settings = self.source.read()
         built = [self.build(model) for model in settings.models]
         self.manager = manager_over(built, self.machine, self.clock, budget)
-        self.adopted = []
-        self.reloader = Reloader(self.source, settings, self.manager, self.build, adopt=self.adopted.append)
+        self.node = Node(settings, self.manager)
+        self.adopted = self.node.adopted
+        self.reloader = Reloader(self.node, self.source, self.build)
         self.manager.start()
 
     def write(self, models, **settings):
@@ -187,10 +200,10 @@ def test_keys_stay_while_the_node_listens_where_others_reach_it(tmp_path):
     async def scenario(world):
         world.write({"always": {}}, host='"0.0.0.0"', api_keys='["key-0123456789abcdef"]')
         running = world.source.read()
-        reloader = Reloader(world.source, running, world.manager, world.build, adopt=world.adopted.append)
+        world.node.settings = running
         world.write({"always": {}}, host='"127.0.0.1"')
         with pytest.raises(ConfigurationError, match=r"listens at 0\.0\.0\.0 until it is restarted"):
-            await reloader.reload()
+            await world.reloader.reload()
         assert world.adopted == []
 
     run(tmp_path, scenario)

@@ -16,7 +16,7 @@ def test_models_as_json(in_process, store_root, make_bert, capsys):
     install(ModelStore(), make_bert()[0], "mine")
     assert main(["list", "--all", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert set(rows) == {entry.id for entry in Catalog.load()} | {"mine"}
+    assert set(rows) == {entry.id for entry in Catalog.load().entries} | {"mine"}
     assert rows["mine"]["size"] > 0
     assert (rows["mine"]["state"], rows["mine"]["kind"], rows["mine"]["context"]) == ("installed", "embedding", 48)
     assert "all-minilm" in rows["all-minilm-l6-v2"]["aliases"]

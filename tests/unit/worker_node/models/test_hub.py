@@ -8,9 +8,9 @@ from tests.support.scripted_hub import COMMIT, Repository
 from worker_node.core.errors import DownloadFailed, HashMismatch
 from worker_node.core.types import Silent
 from worker_node.models import disk
-from worker_node.models.catalog import SourceFormat
+from worker_node.models.catalog import HubReference, SourceFormat
+from worker_node.models.downloads import fetch_head, list_repository
 from worker_node.models.pull import fetch_hub
-from worker_node.models.sources import HubReference
 
 WEIGHTS = bytes(range(256)) * 2048
 OPENVINO = {
@@ -99,6 +99,13 @@ def test_a_server_without_ranges_sends_it_all_again(hub, repository, tmp_path):
     hub.cuts["openvino_model.bin"] = [300_000]
     fetch_hub(REFERENCE, tmp_path / "d", Silent())
     assert (tmp_path / "d/openvino_model.bin").read_bytes() == WEIGHTS
+
+
+def test_no_more_than_what_was_asked_for_is_kept_of_an_answer(hub, repository, tmp_path):
+    hub.ignore_ranges = True
+    listing = list_repository(REFERENCE)
+    (weights,) = [file for file in listing.files if file.path == "openvino_model.bin"]
+    assert fetch_head(REFERENCE, listing, weights, tmp_path, 1000).read_bytes() == WEIGHTS[:1000]
 
 
 def test_only_a_busy_server_is_asked_again(hub, repository, tmp_path):

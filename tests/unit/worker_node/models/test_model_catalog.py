@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tests.support.published import repository_of
 from worker_node.bounded.service import REFERENCE_MODEL
 from worker_node.core.types import ModelKind
-from worker_node.models.catalog import Catalog, HubSource, PackageSource, devices_for
+from worker_node.models.catalog import Catalog, HubReference, PackageSource, devices_for
 from worker_node.models.pull import check
 from worker_node.models.store import ModelStore
 
 CATALOG = Catalog.load()
-NAMES = [(name, entry.id) for entry in CATALOG for name in (entry.id, *entry.aliases)]
+NAMES = [(name, entry.id) for entry in CATALOG.entries for name in (entry.id, *entry.aliases)]
 
 
 @given(st.sampled_from(NAMES), st.sampled_from(["", ":latest"]), st.data())
@@ -30,7 +30,7 @@ def test_the_reference_model_of_the_bounded_profile_is_for_npus():
 
 
 def test_the_embedded_models_are_one_of_each_kind_and_come_verified_from_packages():
-    embedded = CATALOG.embedded()
+    embedded = [entry for entry in CATALOG.entries if entry.embedded]
     assert {entry.kind for entry in embedded} == set(ModelKind)
     assert {entry.id for entry in embedded} == {"smollm2-135m-instruct", "all-minilm-l6-v2"}
     for entry in embedded:
@@ -38,7 +38,7 @@ def test_the_embedded_models_are_one_of_each_kind_and_come_verified_from_package
         assert all(re.fullmatch("[0-9a-f]{64}", file.sha256) for file in entry.source.files)
 
 
-OF_HUBS = [entry for entry in CATALOG if isinstance(entry.source, HubSource)]
+OF_HUBS = [entry for entry in CATALOG.entries if isinstance(entry.source, HubReference)]
 
 
 # Each is a conversion; the two GGUF files take seconds.

@@ -92,7 +92,6 @@ def catalog(make_bert, tmp_path, monkeypatch):
         [[model]]
         id = "tiny"
         kind = "embedding"
-        title = "Tiny"
         licence = "none"
         family = "bert"
         format = "safetensors"

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from worker_node.core.errors import BadRequest, ModelNotFound
-from worker_node.models.catalog import Catalog, CatalogEntry
+from worker_node.models.catalog import Catalog, CatalogEntry, HubReference
 from worker_node.models.sources import (
-    HubReference,
     LocalReference,
     alias_of,
     is_foreign,

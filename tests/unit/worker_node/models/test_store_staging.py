@@ -1,8 +1,5 @@
 """A model appears whole or not at all, one process at a time makes it, and what dead ones left is removed."""
 
-import subprocess
-import textwrap
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -63,27 +60,3 @@ class Store(RuleBasedStateMachine):
 
 TestStore = Store.TestCase
 TestStore.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
-
-
-def test_a_directory_in_the_making_is_not_swept_and_one_of_a_dead_process_is(tmp_path, python):
-    script = textwrap.dedent(
-        """
-        import sys
-        from pathlib import Path
-        from worker_node.models import store
-        root = Path(sys.argv[1])
-        with store.exclusive(root, "m"):
-            (store.partial(root, "m") / "half").write_text("x")
-            print("made", flush=True)
-            sys.stdin.read()
-        """
-    )
-    with subprocess.Popen(
-        [python, "-c", script, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as maker:
-        assert maker.stdout.readline() == "made\n"
-        assert store.sweep(tmp_path) == []
-        assert len(list(tmp_path.glob(".partial-m-*"))) == 1
-        maker.kill()
-    assert len(store.sweep(tmp_path)) == 1
-    assert not list(tmp_path.glob(".partial-*"))

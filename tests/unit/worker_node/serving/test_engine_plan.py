@@ -125,7 +125,6 @@ def test_buckets_may_be_set_up_to_the_models_limit():
         {"placements": []},
         {"max_prompt_len": 0},
         {"placements": [{"device": "NPU", "plugin_config": {"NPUW_DEVICES": "NPU,CPU"}}]},
-        {"placements": [{"device": "NPU", "plugin_config": {"MAX_PROMPT_LEN": 64}}], "max_prompt_len": 32},
     ],
 )
 def test_wrong_settings_are_refused(wrong):

@@ -11,10 +11,10 @@ from tests.support.held_text import HeldText
 from tests.support.recogniser import Recogniser
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import RequestContext
-from worker_node.structured_output.form import Compiled, compile_form
+from worker_node.structured_output.form import Compiled, FormPart, compile_form
 from worker_node.tasks.generate.answer import BlockKind, Blocks
 from worker_node.tasks.generate.messages import Sampling
-from worker_node.tasks.generate.request import AnswerSchema, GenerationRequest, Message, Tool, ToolUse
+from worker_node.tasks.generate.request import GenerationRequest, Message, Tool, ToolUse
 from worker_node.tasks.generate.schemas import answer_form
 from worker_node.tasks.generate.tool_calls import HERMES, TOOL_FORMATS, BareCalls, CallsOrAnswer
 
@@ -45,7 +45,7 @@ def held(store, tmp_path_factory):
 
 
 def request(use, schema=None):
-    wanted = None if schema is None else AnswerSchema(schema, "response_format")
+    wanted = None if schema is None else FormPart(schema, "response_format")
     context = RequestContext("test", 0, 1e9)
     return GenerationRequest(context, (Message("user", "Go."),), Sampling(), tool_use=use, grammar=wanted)
 

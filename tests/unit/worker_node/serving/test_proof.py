@@ -14,7 +14,7 @@ from worker_node.core.types import Busy, Device, ModelKind, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, EmbeddingRequest, embed
+from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, embed
 from worker_node.tasks.generate.answer import Finished
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.messages import Sampling, TokenDelta
@@ -78,7 +78,7 @@ async def generated(served, require=Device.NPU):
 
 
 async def embedded(served, require=Device.NPU):
-    return await embed(served, EmbeddingRequest(context(require), ((97,),)))
+    return await embed(served, context(require), ((97,),))
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -227,3 +227,27 @@ async def test_only_the_answer_of_a_stream_may_go_on_after_the_deadline(stream):
         assert [event async for event in run.events]
     assert engine.job.deadline == asked.deadline
     assert engine.job.ends == (asked.ends if stream else asked.deadline) != 0
+
+
+class Dying(Engine):
+    async def generate(self, job):
+        self.status = EngineStatus(EngineState.FAILED)
+        raise EngineDied("it died before its first token")
+        yield
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_stream_stays_on_the_device_that_its_head_names(stream):
+    served = registry(Dying())
+    [model] = [model for model in served.manager.models if isinstance(model, GenerationModel)]
+    cpu = Placement(Device.CPU, Engine(5), Admission("m", AdmissionLimits(8)), 64, 64)
+    model.placements = [*model.placements, cpu]
+    request = GenerationRequest(context(None), TokenIds((97,)), Sampling())
+    async with generate(served, request, stream=stream) as run:
+        assert run.route.device is Device.NPU
+        if stream:
+            with pytest.raises(EngineDied):
+                await anext(run.events)
+        else:
+            await anext(run.events)
+            assert run.route.device is Device.CPU

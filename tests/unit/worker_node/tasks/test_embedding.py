@@ -13,7 +13,7 @@ from worker_node.core.types import Busy, Device, ModelKind, RequestContext
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, EmbeddingRequest, embed
+from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, embed
 
 BUCKET = 32
 
@@ -57,7 +57,7 @@ async def test_tokens_of_texts_that_the_cache_answers_are_not_counted_as_compute
 
     async def after(*texts):
         now = time.monotonic()
-        reply = await embed(served, EmbeddingRequest(RequestContext("req_1", now, now + 60), texts))
+        reply = await embed(served, RequestContext("req_1", now, now + 60), texts)
         assert reply.vectors[:, 0].tolist() == [sum(text) for text in texts]
 
         def total(name):
@@ -99,4 +99,4 @@ def test_it_never_lies_and_never_grows_over_its_size(requests, capacity):
         for row, vector in zip(rows, cache.look_up("cpu", rows), strict=True):
             assert vector is None or vector.tolist() == [sum(row), len(row)]
         cache.keep("cpu", rows, vectors_of(rows))
-        assert len(cache) <= capacity
+        assert len(cache._vectors) <= capacity

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
-from worker_node.http.body import DialectBody, note_ignored, read_body
+from worker_node.http.body import DialectBody, note_effects, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import anthropic_error
 from worker_node.http.leniency import Table, Unsupported
@@ -19,6 +19,7 @@ from worker_node.http.replies import Reply, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.sse import event_frame
 from worker_node.http.task import JSON, ApiOperation
+from worker_node.structured_output.form import FormPart
 from worker_node.tasks.generate.answer import Block as AnswerBlock
 from worker_node.tasks.generate.answer import BlockKind, Closed, Finished, FinishReason, Grown, Opened
 from worker_node.tasks.generate.building import GenerationModel
@@ -28,16 +29,7 @@ from worker_node.tasks.generate.http.parameters import Length, Temperature, TopK
 from worker_node.tasks.generate.http.replies import Ask, ChoiceEvent, Renderer, generation_route
 from worker_node.tasks.generate.images import IMAGE_TYPES, image_of_base64, image_of_url
 from worker_node.tasks.generate.prompting import count_prompt, generation_model
-from worker_node.tasks.generate.request import (
-    AnswerSchema,
-    GenerationRequest,
-    Image,
-    Message,
-    Rendering,
-    Tool,
-    ToolCall,
-    ToolUse,
-)
+from worker_node.tasks.generate.request import GenerationRequest, Image, Message, Rendering, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.service import Choices
 
 # Coding agents begin their instructions with such a line. It differs in every request: no prefix would be cached.
@@ -152,18 +144,20 @@ class CountTokensBody(DialectBody):
         ignored = [f"tools.{tool.type}" for tool in self.tools or [] if isinstance(tool, OtherTool)]
         if think and not model.tokenizer.can_think:
             ignored.append("thinking")
-        last = self.messages[-1]
+        form, where = self.output_config.format if self.output_config else None, "output_config.format.schema"
+        if form is None:
+            form, where = self.output_format, "output_format.schema"
         return GenerationRequest(
             context,
             self._conversation(),
             parameters.sampling(vars(self)),
             model.id,
             tool_use=self._tool_use(),
-            grammar=self._schema(),
+            grammar=None if form is None else FormPart(form.json_schema, where),
             think=think and model.tokenizer.can_think,
             split_reasoning=True,
             # Where the last turn is the assistant's, the answer continues it.
-            rendering=Rendering(continue_last=last.role == "assistant"),
+            rendering=Rendering(continue_last=self.messages[-1].role == "assistant"),
             ignored=ignored,
         )
 
@@ -214,13 +208,6 @@ class CountTokensBody(DialectBody):
         mode = "required" if choice.type in {"any", "tool"} else choice.type
         names = [choice.name] if choice.type == "tool" and choice.name is not None else None
         return tool_use(tools, mode, names, single=bool(choice.disable_parallel_tool_use))
-
-    def _schema(self) -> AnswerSchema | None:
-        if self.output_config is not None and self.output_config.format is not None:
-            return AnswerSchema(self.output_config.format.json_schema, "output_config.format.schema")
-        return (
-            None if self.output_format is None else AnswerSchema(self.output_format.json_schema, "output_format.schema")
-        )
 
 
 class MessagesBody(CountTokensBody):
@@ -285,7 +272,7 @@ async def _read(request: web.Request, kind: type[B]) -> tuple[B, GenerationModel
     body = await read_body(request, kind)
     model = await generation_model(request.app[NODE].manager, body.model, context.deadline)
     wanted = body.request(context, model)
-    note_ignored(request, *wanted.ignored)
+    note_effects(request, wanted.ignored)
     return body, model, wanted
 
 
@@ -296,7 +283,7 @@ class _Rendered(Renderer):
             "id": f"msg_{token_hex(12)}",
             "type": "message",
             "role": "assistant",
-            "model": choices.runs[0].model,
+            "model": choices.model,
         }
 
     def opening(self) -> bytes:

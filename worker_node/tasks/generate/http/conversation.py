@@ -12,8 +12,9 @@ from pydantic_core import PydanticCustomError
 from worker_node.core.errors import BadRequest
 from worker_node.http.body import MAX_NESTING, DialectBody, nested_deeper
 from worker_node.http.leniency import Table, Unsupported
+from worker_node.structured_output.form import FormPart
 from worker_node.tasks.generate.images import image_of_url
-from worker_node.tasks.generate.request import AnswerSchema, Image, Message, Rendering, Tool, ToolCall, ToolUse
+from worker_node.tasks.generate.request import Image, Message, Rendering, Tool, ToolCall, ToolUse
 
 MAX_TOOLS = 128
 NO_TEMPLATE = "the model's own template cannot be replaced; send a finished prompt to /v1/completions"
@@ -187,12 +188,12 @@ class FunctionFields(DialectBody):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class FunctionTool(DialectBody):
     class OfferedFunction(FunctionFields):
         name: ToolName
-        strict: bool | None = None
 
     type: Literal["function"]
     function: OfferedFunction
@@ -264,24 +265,24 @@ class AnswerFormat(DialectBody):
     bare_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
 
-    def schema_of_answer(self, where: str, needed: str) -> AnswerSchema | None:
+    def schema_of_answer(self, where: str, needed: str) -> FormPart | None:
         """Return the schema of a format at `where`. Raises BadRequest where the `needed` field is missing."""
         if self.type == "text":
             return None
         if self.type == "json_schema" and self.json_schema is not None:
             given, place = self.json_schema, f"{where}.json_schema.schema"
-            return AnswerSchema(given.json_schema, place, given.strict is True)
+            return FormPart(given.json_schema, place, given.strict is True)
         if self.bare_schema is not None:
-            return AnswerSchema(self.bare_schema, f"{where}.schema", self.strict is True)
+            return FormPart(self.bare_schema, f"{where}.schema", self.strict is True)
         if self.type == "json_schema":
             raise BadRequest(f"{where}.{needed}: it is missing", param=f"{where}.{needed}")
-        return AnswerSchema({"type": "object"}, where)
+        return FormPart({"type": "object"}, where)
 
 
-def tool_of(fields: FunctionFields, where: str, *, strict: bool) -> Tool:
+def tool_of(fields: FunctionFields, where: str) -> Tool:
     """A tool as the node has it; without a schema it takes no arguments."""
     schema = fields.parameters or {"type": "object", "properties": {}}
-    return Tool(fields.name, fields.description or "", schema, f"{where}.parameters", strict)
+    return Tool(fields.name, fields.description or "", schema, f"{where}.parameters", fields.strict is True)
 
 
 def tool_use(

@@ -62,7 +62,7 @@ class _Native(Renderer):
         return {"text": ends[0].text(), **self._done(ends[0])}
 
     def _done(self, finished: Finished) -> dict[str, Any]:
-        route = self._choices.routes[0]
+        route = self._choices.runs[0].route
         done: dict[str, Any] = {
             "model": route.model,
             "device": route.device,

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from worker_node.core.errors import BadRequest, ModelNotFound, NodeError, NotOffered
 from worker_node.core.types import Device, RequestContext
-from worker_node.http.body import DialectBody, deadline_of, limited, note_ignored, read_body
+from worker_node.http.body import DialectBody, deadline_of, note_effects, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import message
 from worker_node.http.leniency import Table, Unsupported
@@ -27,6 +27,7 @@ from worker_node.http.sse import LineStream, line
 from worker_node.http.task import JSON, LINES, ApiOperation
 from worker_node.manager.served import ServedModel
 from worker_node.models.directory import InstalledModel
+from worker_node.structured_output.form import FormPart
 from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished, FinishReason, Grown, TokenLogprob
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import FunctionFields, past_arguments, tool_of
@@ -40,15 +41,7 @@ from worker_node.tasks.generate.http.replies import (
     known_alternatives,
 )
 from worker_node.tasks.generate.images import image_of_base64
-from worker_node.tasks.generate.request import (
-    AnswerSchema,
-    GenerationRequest,
-    Image,
-    Message,
-    Rendering,
-    ToolCall,
-    ToolUse,
-)
+from worker_node.tasks.generate.request import GenerationRequest, Image, Message, Rendering, ToolCall, ToolUse
 from worker_node.tasks.generate.service import Choices
 
 # The version of Ollama's API that this dialect follows. Tools compare it to know what they may ask for.
@@ -359,7 +352,7 @@ class _Common(DialectBody):
         if self.format:
             # Ollama passes over what it cannot enforce, and has no word for strict.
             schema = {"type": "object"} if isinstance(self.format, str) else self.format
-            form = AnswerSchema(schema, "format", strict=False)
+            form = FormPart(schema, "format", strict=False)
         return GenerationRequest(
             context,
             sampling=parameters.sampling(
@@ -460,9 +453,7 @@ async def _chat(request: web.Request) -> Ask | web.StreamResponse:
         empty = {"message": {"role": "assistant", "content": ""}}
         return await _load_or_unload(request, context, body, empty)
     model = await served(request, body.model)
-    tools = [
-        tool_of(tool.function, f"tools[{index}].function", strict=False) for index, tool in enumerate(body.tools or [])
-    ]
+    tools = [tool_of(tool.function, f"tools[{index}].function") for index, tool in enumerate(body.tools or [])]
     turns = []
     for number, turn in enumerate(body.messages):
         calls = [ToolCall(call.function.name, call.function.arguments) for call in turn.tool_calls or []]
@@ -507,10 +498,10 @@ def _ask(request: web.Request, body: _Common, model: ServedModel, wanted: Genera
     if body.logprobs:
         sampling = wanted.sampling
         given = "temperature" not in sampling.open_fields
-        known = known_alternatives(sampling.temperature if given else parameters.OLLAMA_DEFAULTS["temperature"])
-        top = limited(request, "top_logprobs", body.top_logprobs or 0, known)
+        temperature = sampling.temperature if given else parameters.OLLAMA_DEFAULTS["temperature"]
+        top = known_alternatives(request, "top_logprobs", body.top_logprobs or 0, temperature)
     elif body.top_logprobs:
-        note_ignored(request, "top_logprobs")
+        note_effects(request, ["top_logprobs"])
     renderer = partial(_Frames, body.model, top, chat=isinstance(body, OllamaChatBody))
     return Ask([wanted], renderer, body.stream is not False, kept)
 

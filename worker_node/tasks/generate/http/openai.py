@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from secrets import token_hex
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,7 +16,7 @@ from pydantic import Field
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
-from worker_node.http.body import limited, read_body
+from worker_node.http.body import read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
 from worker_node.http.leniency import Table, Unsupported
@@ -64,17 +65,20 @@ class _Rendered(Renderer):
     chunk_kind: ClassVar[str]
     id_prefix: ClassVar[str]
 
-    def __init__(self, body: SamplingFields, choices: Choices) -> None:
+    def __init__(self, body: ChatBody | CompletionsBody, top_logprobs: int, choices: Choices) -> None:
         options = body.stream_options or StreamOptions()
         self._choices = choices
         self._choices_per_prompt, self._returned = body.generations, body.n or 1
+        self._top = top_logprobs
+        # A completion may ask for the chosen tokens alone, by 0.
+        self._logprobs = body.logprobs is not None and body.logprobs is not False
         self._with_ids = bool(body.return_token_ids)
         self._with_usage = bool(options.include_usage)
         self._usage_in_chunks = bool(options.continuous_usage_stats)
         self._fields = {
             "id": f"{self.id_prefix}{token_hex(12)}",
             "created": int(time.time()),
-            "model": choices.runs[0].model,
+            "model": choices.model,
         }
         # Without usage the JSON around the choice is the same in every chunk.
         self._head = b"data: " + orjson.dumps(self._object(self.chunk_kind, []))[:-2]
@@ -194,8 +198,7 @@ class ChatBody(SamplingFields, RenderingBody):
         tools = []
         for index, tool in enumerate(self.tools or []):
             if isinstance(tool, FunctionTool):
-                strict = tool.function.strict is True
-                tools.append(tool_of(tool.function, f"tools[{index}].function", strict=strict))
+                tools.append(tool_of(tool.function, f"tools[{index}].function"))
         single = self.parallel_tool_calls is False
         match self.tool_choice:
             case NamedChoice(function=function):
@@ -210,20 +213,13 @@ class ChatBody(SamplingFields, RenderingBody):
 async def _chat(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, ChatBody)
-    top = body.top_logprobs or 0
-    if top:
-        top = limited(request, "top_logprobs", top, known_alternatives(body.temperature))
-    kept = keeping(request, body.model, body.keep_alive)
+    top = known_alternatives(request, "top_logprobs", body.top_logprobs or 0, body.temperature)
+    kept = nullcontext() if body.keep_alive is None else keeping(request, body.model, body.keep_alive)
     return Ask(body.requests(context), partial(_Chat, body, top), bool(body.stream), kept)
 
 
 class _Chat(_Rendered):
     kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
-
-    def __init__(self, body: ChatBody, top_logprobs: int, choices: Choices) -> None:
-        super().__init__(body, choices)
-        self._top = top_logprobs
-        self._logprobs = bool(body.logprobs)
 
     def opening(self) -> bytes:
         first = {"role": "assistant", "content": ""}
@@ -331,8 +327,8 @@ class CompletionsBody(SamplingFields):
 async def _completions(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, CompletionsBody)
-    top = limited(request, "logprobs", body.logprobs or 0, known_alternatives(body.temperature))
-    kept = keeping(request, body.model, body.keep_alive)
+    top = known_alternatives(request, "logprobs", body.logprobs or 0, body.temperature)
+    kept = nullcontext() if body.keep_alive is None else keeping(request, body.model, body.keep_alive)
     return Ask(body.requests(context), partial(_Completion, body, top), bool(body.stream), kept)
 
 
@@ -340,9 +336,7 @@ class _Completion(_Rendered):
     kind, chunk_kind, id_prefix = "text_completion", "text_completion", "cmpl-"
 
     def __init__(self, body: CompletionsBody, top_logprobs: int, choices: Choices) -> None:
-        super().__init__(body, choices)
-        self._top = top_logprobs
-        self._logprobs = body.logprobs is not None
+        super().__init__(body, top_logprobs, choices)
         self._offsets: dict[int, int] = {}
 
     def _part(self, index: int, event: Event) -> Json | None:

@@ -18,8 +18,9 @@ from worker_node.core.types import RequestContext
 from worker_node.http.body import DialectBody
 from worker_node.http.leniency import Table, Unsupported
 from worker_node.structured_output.ebnf import one_text
+from worker_node.structured_output.form import FormPart, GivenText
 from worker_node.tasks.generate.messages import Sampling
-from worker_node.tasks.generate.request import AnswerSchema, GenerationRequest, GivenForm, Message, TokenIds
+from worker_node.tasks.generate.request import GenerationRequest, Message, TokenIds
 from worker_node.tasks.generate.service import repeated
 
 MAX_STOP_SEQUENCES = 16
@@ -202,7 +203,7 @@ _Choice = Annotated[str, Field(min_length=1, max_length=1000, pattern=_PLAIN)]
 Choices = Annotated[list[_Choice], Field(min_length=1, max_length=256)]
 Expression = Annotated[str, Field(min_length=1)]
 Schema = Annotated[dict[str, Any], BeforeValidator(_parsed)]
-Answer = AnswerSchema | GivenForm | str
+Answer = FormPart | GivenText | str
 
 
 class StructuredOutputs(DialectBody):
@@ -264,7 +265,7 @@ class SamplingFields(SamplingBody):
         prompt: str | TokenIds | tuple[Message, ...],
         *,
         logprobs: bool,
-        form: AnswerSchema | None = None,
+        form: FormPart | None = None,
         **more: Any,
     ) -> list[GenerationRequest]:
         """One domain request for each generation; `form` is what a field of the route asks for. Raises BadRequest."""
@@ -287,7 +288,7 @@ class SamplingFields(SamplingBody):
             sent_as=names,
             **more,
         )
-        return repeated(request, self.generations)
+        return [request] if self.generations == 1 else repeated(request, self.generations)
 
     def _sampling(self, *, logprobs: bool) -> Sampling:
         if self.stream_options is not None and not self.stream:
@@ -306,7 +307,7 @@ class SamplingFields(SamplingBody):
             )
         return sampling(given, logprobs=logprobs or width > n, token_ids=bool(self.return_token_ids))
 
-    def _answer_form(self, form: AnswerSchema | None) -> Answer | None:
+    def _answer_form(self, form: FormPart | None) -> Answer | None:
         more = self.structured_outputs or StructuredOutputs()
         forms: list[Answer] = [] if form is None else [form]
         for where, schema in (
@@ -316,12 +317,12 @@ class SamplingFields(SamplingBody):
             ("structured_outputs.json_object", {"type": "object"} if more.json_object else None),
         ):
             if schema is not None:
-                forms.append(AnswerSchema(schema, where, strict=False))
+                forms.append(FormPart(schema, where, strict=False))
         choices = (self.guided_choice, more.choice, more.choices)
         forms += [f"root ::= {one_text(texts)}\n" for texts in choices if texts is not None]
         for where, source in (("guided_regex", self.guided_regex), ("structured_outputs.regex", more.regex)):
             if source is not None:
-                forms.append(GivenForm(source, where))
+                forms.append(GivenText(source, where))
         if len(forms) > 1:
             names = ("guided_choice", "guided_json", "guided_regex", "json_schema", "response_format")
             sent = [name for name in (*names, "structured_outputs") if getattr(self, name, None) is not None]

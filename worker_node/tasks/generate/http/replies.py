@@ -12,14 +12,13 @@ from aiohttp import web
 
 from worker_node.core.errors import NodeError
 from worker_node.core.types import Busy
-from worker_node.http.body import limited, note_ignored
+from worker_node.http.body import note_effects
 from worker_node.http.context import route_headers
 from worker_node.http.replies import json_response
-from worker_node.http.request_state import NODE, STATE
+from worker_node.http.request_state import NODE
 from worker_node.http.sse import EventStream, LineStream
-from worker_node.http.task import EVENTS, JSON, ApiOperation, Handler, Model
+from worker_node.http.task import EVENTS, JSON, ApiOperation, Model
 from worker_node.tasks.generate.answer import Event, Finished, TokenLogprob
-from worker_node.tasks.generate.prompting import PreparedGeneration
 from worker_node.tasks.generate.request import GenerationRequest
 from worker_node.tasks.generate.service import Choices, generate_choices
 
@@ -68,15 +67,9 @@ Parse = Callable[[web.Request], Awaitable[Ask | web.StreamResponse]]
 
 
 def generation_route(
-    path: str, parse: Parse, summary: str, reply: Model, body: Model, stream: str = EVENTS
+    path: str, parse: Parse, summary: str, reply: Model, body: Model, streamed: str = EVENTS
 ) -> ApiOperation:
     """A route that generates text. A request that asks for no text is answered by `parse`."""
-    replies = {JSON: reply, stream: None}
-    return ApiOperation("post", path, answering(parse), summary, replies, body, inference=True)
-
-
-def answering(parse: Parse) -> Handler:
-    """The handler of a route that generates text."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         ask = await parse(request)
@@ -84,16 +77,16 @@ def answering(parse: Parse) -> Handler:
             return ask
         services = request.app[NODE].services
         if ask.requests[0].ignored:
-            note_ignored(request, *ask.requests[0].ignored)
+            note_effects(request, ask.requests[0].ignored)
         async with ask.kept, generate_choices(services, ask.requests, stream=ask.stream) as choices:
             prepared = choices.runs[0].prepared
             if prepared.ignored or prepared.limited:
-                _note_effects(request, prepared)
+                note_effects(request, prepared.ignored, prepared.limited)
             renderer = ask.renderer(choices)
             if not ask.stream:
                 found = {index: end async for index, [end], _ in choices.events if isinstance(end, Finished)}
                 ends = [found[index] for index in range(len(choices.runs))]
-                return json_response(renderer.whole(ends), headers=route_headers(choices.routes[0], busy_of(ends)))
+                return json_response(renderer.whole(ends), headers=route_headers(choices.runs[0].route, busy_of(ends)))
             async with renderer.frames(request, route_headers(choices.routes[0])) as stream:
                 try:
                     await stream.write(renderer.opening())
@@ -108,15 +101,8 @@ def answering(parse: Parse) -> Handler:
                     await stream.write(renderer.failure(error))
             return stream.response
 
-    return answer
-
-
-def _note_effects(request: web.Request, prepared: PreparedGeneration) -> None:
-    """List what the model leaves without its full effect, or refuse it where the node is strict."""
-    note_ignored(request, *prepared.ignored)
-    # Bodies of the native API list nothing.
-    for name, most in prepared.limited.items() if request[STATE].ignored is not None else ():
-        limited(request, name, most + 1, most)
+    replies = {JSON: reply, streamed: None}
+    return ApiOperation("post", path, answer, summary, replies, body, inference=True)
 
 
 def busy_of(ends: Sequence[Finished]) -> Busy:
@@ -127,13 +113,18 @@ def busy_of(ends: Sequence[Finished]) -> Busy:
     return busy
 
 
-# Log probabilities. The engine reports the probability of the chosen token and of no other, so the likeliest token is
-# known only where it is the chosen one: without sampling.
+# Log probabilities.
 
 
-def known_alternatives(temperature: float | None) -> int:
-    """How many of the likeliest tokens are known at each place."""
-    return 0 if temperature else 1
+def known_alternatives(request: web.Request, name: str, wanted: int, temperature: float | None) -> int:
+    """How many of the likeliest tokens are shown at each place, of those that the parameter `name` asks for.
+
+    The engine reports the chosen token alone, which is the likeliest one without sampling.
+    """
+    known = 0 if temperature else 1
+    if wanted > known:
+        note_effects(request, limited={name: known})
+    return min(wanted, known)
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.core.types import RequestContext, Route
+from worker_node.core.types import RequestContext
 from worker_node.http.body import DialectBody, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.errors import describe_error
@@ -122,7 +122,6 @@ def _known_item(item: Any) -> Any:
 class ResponsesFunctionTool(FunctionFields):
     type: Literal["function"]
     name: ToolName
-    strict: bool | None = None
 
 
 class CustomTool(DialectBody):
@@ -276,7 +275,7 @@ class ResponsesBody(SamplingBody):
         if isinstance(tool, CustomTool):
             made = Tool(name, tool.description or "", _TEXT_INPUT, where)
         else:
-            made = replace(tool_of(tool, where, strict=tool.strict is True), name=name)
+            made = replace(tool_of(tool, where), name=name)
         if group is not None and group.description and tool is group.tools[0]:
             # What a namespace is for is said once, before the first of its tools.
             made = replace(made, description=f"{group.name}: {group.description}\n{made.description}")
@@ -333,7 +332,29 @@ class _Rendered(Renderer):
 
     def __init__(self, body: ResponsesBody, choices: Choices) -> None:
         self._offered = body.offered
-        self._fields = _fields(body, choices.routes[0])
+        # What was asked for is repeated around the items.
+        self._fields = {
+            "id": f"resp_{token_hex(12)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": choices.model,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": body.temperature or 0.0,
+            "text": body.text.model_dump(by_alias=True, exclude_none=True)
+            if body.text
+            else {"format": {"type": "text"}},
+            "tool_choice": "auto" if body.tool_choice is None else body.model_dump()["tool_choice"],
+            "tools": [tool.model_dump() for tool in body.tools or [] if not isinstance(tool, OtherTool)],
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": body.truncation or "disabled",
+        }
         self._blocks: list[Block] = []
         self._number = 0
 
@@ -457,30 +478,6 @@ _NAMES = {
     BlockKind.CALL: "function_call_arguments",
 }
 _PREFIXES = {BlockKind.TEXT: "msg_", BlockKind.REASONING: "rs_", BlockKind.CALL: "fc_"}
-
-
-def _fields(body: ResponsesBody, route: Route) -> Json:
-    """What was asked for, as the object around the items repeats it."""
-    return {
-        "id": f"resp_{token_hex(12)}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "model": route.model,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "metadata": {},
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
-        "store": False,
-        "temperature": body.temperature or 0.0,
-        "text": body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {"format": {"type": "text"}},
-        "tool_choice": "auto" if body.tool_choice is None else body.model_dump()["tool_choice"],
-        "tools": [tool.model_dump() for tool in body.tools or [] if not isinstance(tool, OtherTool)],
-        "top_p": 1.0 if body.top_p is None else body.top_p,
-        "truncation": body.truncation or "disabled",
-    }
 
 
 class OpenAIResponse(Reply):

@@ -20,33 +20,37 @@ provider, `model` is the one that answered, `error` is an exception's class. Cha
 transcriptions no tokens at all. Beside these there is what `state_metrics` reads from the clients: nodes, breakers,
 the retry budget, what the cloud cost."""
 
-# May import the clients and what is below them. Begin reading with `instrument`; `state` reads what the clients know.
-
 from __future__ import annotations
 
 import asyncio
+import collections
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any, ClassVar, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar, Final, TypeVar
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary, WeakSet
 
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from backend_client.calls import Backend, BaseClient
 from backend_client.client import InferenceClient, NPUClient
+from backend_client.cloud import Ledger
 from backend_client.errors import NPUError
+from backend_client.fleet.node import BreakerState
 from backend_client.http.messages import Request
 from backend_client.http.replies import Forwarded, asks_for_stream
+from backend_client.http.routes import ROUTES
 from backend_client.http.stream_forms import EventStream, finish_reason_in
 from backend_client.lifetime import STARTED, owning
-from backend_client.observability.attributes import of_answer, of_request, of_server, operation_name, tokens_of
-from backend_client.observability.state import StateCollector
 from backend_client.results import Attempt, EmbedBatch, Origin, RawReply, Source, Usage
 from backend_client.sync import Blocking
 
@@ -95,7 +99,7 @@ class Metrics:
             ("node", "outcome"),
             registry=registry,
         )
-        self.state = StateCollector()
+        self.state = _StateCollector()
         registry.register(self.state)
 
 
@@ -180,8 +184,8 @@ class _ObservedBackend:
 
     @contextmanager
     def _observed(self, request: Request, *, stream: bool = False) -> Iterator[_Observation]:
-        operation = operation_name(request)
-        attributes = of_request(request, operation, self._asked, stream=stream)
+        operation = _operation_name(request)
+        attributes = _of_request(request, operation, self._asked, stream=stream)
         began = time.perf_counter()
         # A request that the gateway takes over belongs to the trace of its headers.
         parent = _PROPAGATOR.extract(request.extra_headers) if "traceparent" in request.extra_headers else None
@@ -204,7 +208,7 @@ class _ObservedBackend:
             if isinstance(failure, NPUError) and failure.attempts:
                 self._count_attempts(failure.attempts)
                 last = failure.attempts[-1]
-                span.set_attributes(of_server(last.source, last.node))
+                span.set_attributes(_of_server(last.source, last.node))
             raise
         except (asyncio.CancelledError, GeneratorExit):
             # The caller left, which is not an error.
@@ -221,8 +225,8 @@ class _ObservedBackend:
         if origin is None or usage is None:
             return
         self._count_attempts(origin.attempts)
-        seen.span.set_attributes(of_answer(operation, origin, usage, seen.finish_reason))
-        for kind, count in tokens_of(operation, usage).items():
+        seen.span.set_attributes(_of_answer(operation, origin, usage, seen.finish_reason))
+        for kind, count in _tokens_of(operation, usage).items():
             self.metrics.tokens.labels(operation, source, model, kind).observe(count)
 
     def _count_attempts(self, attempts: tuple[Attempt, ...]) -> None:
@@ -266,3 +270,153 @@ async def _follow_bytes(
             seen.answered(found.origin_now(), found.count.usage, "")
         finally:
             await content.aclose()
+
+
+_Attributes = dict[str, AttributeValue]
+
+_TRANSCRIBE: Final = "transcribe"
+# Operations whose answers are made of tokens.
+_WRITING: Final = frozenset({"chat", "text_completion"})
+
+# The conventions' own value for whatever speaks OpenAI's API; there is none for nodes.
+_PROVIDERS: Final[dict[Source, str]] = {"node": "npu-node", "cloud": "openai"}
+_PORTS: Final = {"http": 80, "https": 443}
+_SAMPLING: Final = ("max_tokens", "temperature", "top_p", "top_k", "seed")
+
+
+def _operation_name(request: Request) -> str:
+    """`embeddings`, `rerank`, `transcribe`, `tokenize`, `detokenize`, `chat`, or `text_completion` for a prompt that is
+    continued as it stands; as nodes call it."""
+    raw = request.path == "/inference" and request.body.get("raw")
+    return "text_completion" if raw else ROUTES[request.path].operation
+
+
+def _tokens_of(operation: str, usage: Usage) -> Mapping[str, int]:
+    """The tokens that an answer counts, by the conventions' `type`. A recording has none: its size is its seconds."""
+    found = {} if operation == _TRANSCRIBE else {"input": usage.prompt_tokens}
+    return found | ({"output": usage.completion_tokens} if operation in _WRITING else {})
+
+
+def _of_request(request: Request, operation: str, asked: Source, *, stream: bool) -> _Attributes:
+    """What is known before anybody answers; `asked` is whom the call goes to first."""
+    found: _Attributes = {"gen_ai.operation.name": operation, "gen_ai.provider.name": _PROVIDERS[asked]}
+    if request.model:
+        found["gen_ai.request.model"] = request.model
+    if stream:
+        found["gen_ai.request.stream"] = True
+    given = {{"max_new_tokens": "max_tokens"}.get(name, name): value for name, value in request.body.items()}
+    return found | {
+        f"gen_ai.request.{name}": given[name] for name in _SAMPLING if isinstance(given.get(name), int | float)
+    }
+
+
+def _of_server(source: Source, url: str) -> _Attributes:
+    """Who was asked last: the provider, and its host and port."""
+    found: _Attributes = {"gen_ai.provider.name": _PROVIDERS[source]}
+    parts = urlsplit(url)
+    if parts.hostname:
+        found["server.address"] = parts.hostname
+        found["server.port"] = parts.port or _PORTS.get(parts.scheme, _PORTS["http"])
+    return found
+
+
+def _of_answer(operation: str, origin: Origin, usage: Usage, finish_reason: str) -> _Attributes:
+    """Who answered, and what it took."""
+    found = _of_server(origin.source, origin.node) | {
+        "gen_ai.response.model": origin.model,
+        "gen_ai.response.id": origin.request_id,
+        "npu.device": origin.device or "",
+        "npu.attempts": len(origin.attempts),
+    }
+    found |= {f"gen_ai.usage.{kind}_tokens": count for kind, count in _tokens_of(operation, usage).items()}
+    if finish_reason:
+        found["gen_ai.response.finish_reasons"] = [finish_reason]
+    return found
+
+
+class _StateCollector(Collector):
+    """Reads the clients that it watches; one that was garbage-collected is not watched any more."""
+
+    def __init__(self) -> None:
+        self._clients: WeakSet[BaseClient] = WeakSet()
+
+    def watch(self, client: BaseClient) -> None:
+        self._clients.add(client)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the metrics are known only when they are read."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        clients = list(self._clients)
+        fleets = [fleet for client in clients if (fleet := _fleet(client)) is not None]
+        yield from _nodes(fleets, clients)
+        yield from _budgets(fleets)
+        yield from _ledgers([client.ledger for client in clients if isinstance(client, InferenceClient)])
+
+
+def _fleet(client: BaseClient) -> NPUClient | None:
+    if isinstance(client, InferenceClient):
+        return client.npu
+    return client if isinstance(client, NPUClient) else None
+
+
+def _nodes(fleets: list[NPUClient], clients: list[BaseClient]) -> Iterable[Metric]:
+    usable: dict[str, bool] = {}
+    in_flight: collections.Counter[str] = collections.Counter()
+    breakers: collections.Counter[tuple[str, str]] = collections.Counter()
+    for fleet in fleets:
+        for node in fleet.status():
+            usable[node.url] = usable.get(node.url, True) and node.usable
+            in_flight[node.url] += node.in_flight
+            breakers[node.url, node.breaker.value] += 1
+    for client in clients:
+        breaker = client.cloud_breaker if isinstance(client, InferenceClient) else None
+        if breaker is not None:
+            breakers["cloud", breaker.value] += 1
+    family = GaugeMetricFamily("npu_client_node_usable", "1 if requests are sent to the node", labels=("node",))
+    for url, value in usable.items():
+        family.add_metric((url,), float(value))
+    yield family
+    family = GaugeMetricFamily("npu_client_in_flight", "Requests of this process under way there", labels=("node",))
+    for url in usable:
+        family.add_metric((url,), in_flight[url])
+    yield family
+    family = GaugeMetricFamily(
+        "npu_client_breaker_state", "Clients of this process whose breaker is in that state", labels=("node", "state")
+    )
+    for url in sorted({url for url, _ in breakers}):
+        for state in BreakerState:
+            family.add_metric((url, state.value), breakers[url, state.value])
+    yield family
+
+
+def _budgets(fleets: list[NPUClient]) -> Iterable[Metric]:
+    budgets = [fleet.fleet.dispatcher.budget for fleet in fleets]
+    if budgets:
+        yield GaugeMetricFamily(
+            "npu_client_retry_budget",
+            "Retries that could be made now, of the client that could make fewest",
+            value=min(budget.balance for budget in budgets),
+        )
+    yield CounterMetricFamily(
+        "npu_client_retries_refused",
+        "Retries that the empty retry budget forbade",
+        value=sum(budget.refused for budget in budgets),
+    )
+
+
+def _ledgers(ledgers: list[Ledger]) -> Iterable[Metric]:
+    calls = CounterMetricFamily("npu_client_served_calls", "Calls that were answered, and where", labels=("source",))
+    calls.add_metric(("node",), sum(ledger.local.calls for ledger in ledgers))
+    calls.add_metric(("cloud",), sum(ledger.cloud.calls for ledger in ledgers))
+    yield calls
+    yield CounterMetricFamily(
+        "npu_client_cloud_cost",
+        "What the cloud cost since the process started, in the currency of the prices",
+        value=float(sum(ledger.cloud.cost for ledger in ledgers)),
+    )
+    caps = [ledger.cap for ledger in ledgers if ledger.cap is not None]
+    if caps:
+        text = "What the cloud may cost in the life of the process, in the same currency"
+        yield GaugeMetricFamily("npu_client_cloud_spend_cap", text, value=float(sum(caps)))
