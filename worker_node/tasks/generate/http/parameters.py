@@ -288,7 +288,7 @@ class SamplingFields(SamplingBody):
             sent_as=names,
             **more,
         )
-        return repeated(request, self.generations)
+        return [request] if self.generations == 1 else repeated(request, self.generations)
 
     def _sampling(self, *, logprobs: bool) -> Sampling:
         if self.stream_options is not None and not self.stream:
