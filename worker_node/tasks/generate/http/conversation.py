@@ -10,8 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest
-from worker_node.http.body import MAX_NESTING, DialectBody, nested_deeper
-from worker_node.http.leniency import Table, Unsupported
+from worker_node.http.body import MAX_NESTING, DialectBody, Table, Unsupported, nested_deeper
 from worker_node.structured_output.form import FormPart
 from worker_node.tasks.generate.images import image_of_url
 from worker_node.tasks.generate.request import Image, Message, Rendering, Tool, ToolCall, ToolUse

@@ -16,11 +16,9 @@ from pydantic import Field
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
-from worker_node.http.body import read_body
+from worker_node.http.body import Table, Unsupported, read_body
 from worker_node.http.context import busy_fields, request_context
-from worker_node.http.errors import describe_error
-from worker_node.http.leniency import Table, Unsupported
-from worker_node.http.replies import OpenAIUsage, Reply
+from worker_node.http.replies import OpenAIUsage, Reply, describe_error
 from worker_node.http.sse import event_frame
 from worker_node.tasks.generate.answer import Block, BlockKind, Event, Finished, Grown, Opened
 from worker_node.tasks.generate.http.conversation import (

@@ -15,8 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import RequestContext
-from worker_node.http.body import DialectBody
-from worker_node.http.leniency import Table, Unsupported
+from worker_node.http.body import DialectBody, Table, Unsupported
 from worker_node.structured_output.ebnf import one_text
 from worker_node.structured_output.form import FormPart, GivenText
 from worker_node.tasks.generate.messages import Sampling

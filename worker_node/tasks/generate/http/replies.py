@@ -13,11 +13,10 @@ from aiohttp import web
 from worker_node.core.errors import NodeError
 from worker_node.core.types import Busy
 from worker_node.http.body import note_effects
-from worker_node.http.context import route_headers
+from worker_node.http.context import NODE, route_headers
 from worker_node.http.replies import json_response
-from worker_node.http.request_state import NODE
+from worker_node.http.routes import EVENTS, JSON, ApiOperation, Model
 from worker_node.http.sse import EventStream, LineStream
-from worker_node.http.task import EVENTS, JSON, ApiOperation, Model
 from worker_node.tasks.generate.answer import Event, Finished, TokenLogprob
 from worker_node.tasks.generate.request import GenerationRequest
 from worker_node.tasks.generate.service import Choices, generate_choices
