@@ -105,8 +105,8 @@ class JobService:
     @property
     def initial_load_ms(self) -> float | None:
         """How long loading and compiling took; None before."""
-        seconds = self.engine.load_seconds if self._services.manager.models else None
-        return None if seconds is None else _ms(seconds)
+        loaded = self.engine.loaded if self._services.manager.models else None
+        return None if loaded is None else _ms(loaded.seconds)
 
     def cache_exists(self) -> bool:
         """Whether anything compiled is kept there, so that loading is quick."""
@@ -402,7 +402,7 @@ async def smoke(service: JobService, request: JobRequest) -> dict[str, Any]:
     payload = result.payload
     if payload.get("npu_busy_exclusive") is False:
         warnings.append("the counter moved by more than this generation can have caused")
-    proof = service.engine.proof
+    loaded = service.engine.loaded
     return {
         "verdict": "pass" if result.error is None else "fail",
         "reason": result.error or f"the busy counter moved by {payload['npu_busy_delta_us']} us",
@@ -410,10 +410,10 @@ async def smoke(service: JobService, request: JobRequest) -> dict[str, Any]:
         "model": payload["model"],
         "model_path": str(service.choice.path),
         "device": payload["device"],
-        "device_name": proof.device_name if proof else None,
+        "device_name": loaded.device_name if loaded else None,
         "emulated": service.npu.emulated,
-        "openvino_genai": proof.runtime if proof else None,
-        "driver": proof.driver if proof else None,
+        "openvino_genai": loaded.runtime if loaded else None,
+        "driver": loaded.driver if loaded else None,
         "kernel": platform.release(),
         "prompt_characters": len(request.text),
         "max_new_tokens": request.max_new_tokens,

@@ -131,10 +131,9 @@ class Decision:
     """What becomes of a request: a placement by its `index`, with the `reason` for it, or an `error`.
 
     With `wait_until` the request waits until then for the placement at `index`. The placement at `load` is to be loaded
-    in any case: the request prefers it, or later ones with more time do. `considered` is the status of each placement.
+    in any case: the request prefers it, or later ones with more time do.
     """
 
-    considered: Sequence[PlacementStatus]
     index: int = -1
     reason: RouteReason = "preferred"
     error: NodeError | None = None
@@ -189,8 +188,8 @@ def decide(
             if not in_time:
                 error = InsufficientMemory(status.shortage)
         if in_time:
-            return Decision(considered, index, wait_until=until, load=load)
-    return Decision(considered, error=error, load=load)
+            return Decision(index, wait_until=until, load=load)
+    return Decision(error=error, load=load)
 
 
 def choose(demand: Demand, considered: Sequence[PlacementStatus]) -> Decision:
@@ -203,7 +202,7 @@ def choose(demand: Demand, considered: Sequence[PlacementStatus]) -> Decision:
     allowed = [(i, status) for i, status in enumerate(considered) if demand.require in {None, status.device}]
     if not allowed:
         absent = f"{demand.model} has no placement on {demand.require} on this node"
-        return Decision(considered, error=DeviceUnavailable(absent, param="model"))
+        return Decision(error=DeviceUnavailable(absent, param="model"))
     skipped: RouteReason | None = None
     blocked: PlacementStatus | None = None
     for index, status in allowed:
@@ -212,14 +211,14 @@ def choose(demand: Demand, considered: Sequence[PlacementStatus]) -> Decision:
         elif not status.holds(demand):
             reason = f"context_exceeds_{status.device.lower()}"
         elif status.obstacle is None:
-            return Decision(considered, index, "device_required" if demand.require else skipped or "preferred")
+            return Decision(index, "device_required" if demand.require else skipped or "preferred")
         else:
             reason = status.obstacle
             # Of those that cannot serve, the one that is being loaded will soonest.
             if blocked is None or (reason == "model_loading" and blocked.obstacle != "model_loading"):
                 blocked = status
         skipped = skipped or cast("RouteReason", reason)
-    return Decision(considered, error=_refusal(demand, [status for _, status in allowed], blocked))
+    return Decision(error=_refusal(demand, [status for _, status in allowed], blocked))
 
 
 def _refusal(demand: Demand, allowed: Sequence[PlacementStatus], blocked: PlacementStatus | None) -> NodeError:
