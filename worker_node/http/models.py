@@ -19,6 +19,7 @@ from worker_node.core.errors import (
     NodeError,
     NotOffered,
 )
+from worker_node.core.types import Progress
 from worker_node.engines.protocol import EngineState
 from worker_node.http.body import deadline_of
 from worker_node.http.errors import ANTHROPIC_VERSION
@@ -270,8 +271,8 @@ def _devices(model: ServedModel) -> list[dict[str, Any]]:
     return [{name: placement[name] for name in _OF_A_PLACEMENT} for placement in described]
 
 
-class PullJob:
-    """A pull, which goes on also when nobody follows it any more; a `Progress`."""
+class PullJob(Progress):
+    """A pull, which goes on also when nobody follows it any more."""
 
     def __init__(self, manager: ModelManager, name: str) -> None:
         self.error: NodeError | None = None

@@ -223,7 +223,15 @@ def choose(demand: Demand, considered: Sequence[PlacementStatus]) -> Decision:
 
 def _refusal(demand: Demand, allowed: Sequence[PlacementStatus], blocked: PlacementStatus | None) -> NodeError:
     if blocked is not None:
-        error = _not_up(demand, blocked)
+        detail, retry_after = (
+            f"{demand.model} on {blocked.device}: {blocked.detail or blocked.obstacle}",
+            blocked.retry_after,
+        )
+        error: NodeError = EngineUnavailable(f"{detail}; try again or use another node", retry_after=retry_after)
+        if blocked.obstacle == "model_loading":
+            error = ModelLoading(f"{detail}; it is being loaded, try again later", retry_after=retry_after)
+        elif demand.require is not None:
+            error = DeviceUnavailable(f"{detail}; the request requires {demand.require}", retry_after=retry_after)
         error.model, error.device = demand.model, blocked.device.value
         return error
     able = [status for status in allowed if not status.lacks & demand.needs]
@@ -241,15 +249,6 @@ def _refusal(demand: Demand, allowed: Sequence[PlacementStatus], blocked: Placem
         tokens=demand.prompt_tokens,
         limit=min(widest.prompt_limit, widest.total_limit - demand.min_new_tokens),
     )
-
-
-def _not_up(demand: Demand, blocked: PlacementStatus) -> NodeError:
-    detail = f"{demand.model} on {blocked.device}: {blocked.detail or blocked.obstacle}"
-    if blocked.obstacle == "model_loading":
-        return ModelLoading(f"{detail}; it is being loaded, try again later", retry_after=blocked.retry_after)
-    if demand.require is not None:
-        return DeviceUnavailable(f"{detail}; the request requires {demand.require}", retry_after=blocked.retry_after)
-    return EngineUnavailable(f"{detail}; try again or use another node", retry_after=blocked.retry_after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +284,12 @@ async def wait_for_placement(
     """
     clock = demand.placements[0].clock
     began, waited_s = clock(), 0.0
-    decision = _decide_now(demand, context, status_of, began, first=0)
+
+    def decide_now(first: int) -> Decision:
+        considered = [status_of(placement) for placement in demand.placements]
+        return decide(demand, considered, context, began=began, now=clock(), first=first)
+
+    decision = decide_now(0)
     while decision.wait_until is not None:
         index = decision.index
         placement = demand.placements[index]
@@ -299,21 +303,9 @@ async def wait_for_placement(
                 if not await first_change(demand.placements, until) and until == context.deadline:
                     raise DeadlineExceeded("the deadline passed before the model was ready")
                 placement.raise_refusal()
-                decision = _decide_now(demand, context, status_of, began, first=index)
+                decision = decide_now(index)
         waited_s = clock() - began
     return decision, waited_s
-
-
-def _decide_now(
-    demand: Demand,
-    context: RequestContext,
-    status_of: Callable[[Placement], PlacementStatus],
-    began: float,
-    first: int,
-) -> Decision:
-    considered = [status_of(placement) for placement in demand.placements]
-    now = demand.placements[0].clock()
-    return decide(demand, considered, context, began=began, now=now, first=first)
 
 
 def request_load(demand: Demand, index: int | None) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.encoders.jobs import RowResult
+from worker_node.engines import wire
 from worker_node.engines.protocol import (
     Cancel,
     EngineStats,
@@ -18,7 +19,6 @@ from worker_node.engines.protocol import (
     OutcomeBatch,
     results_of,
 )
-from worker_node.engines import wire
 from worker_node.engines.wire import (
     LENGTH,
     MAX_FRAME_BYTES,
