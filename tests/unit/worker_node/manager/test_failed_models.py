@@ -58,10 +58,7 @@ DAMAGES = {
     "tokenizer.json": (lambda directory: (directory / "tokenizer.json").unlink(), ModelKind.EMBEDDING),
     MANIFEST_FILE: (lose_manifest, None),
     f"{MANIFEST_FILE}: ": (partial(lose_manifest, modules=[]), ModelKind.EMBEDDING),
-    f"/{MANIFEST_FILE}": (
-        partial(lose_manifest, config={"architectures": ["LlamaForCausalLM"]}),
-        ModelKind.GENERATION,
-    ),
+    f"/{MANIFEST_FILE}": (partial(lose_manifest, config={"architectures": ["LlamaForCausalLM"]}), ModelKind.GENERATION),
     f"/{MANIFEST_FILE}: ": (partial(lose_manifest, config={"architectures": ["BertModel"]}), ModelKind.EMBEDDING),
 }
 

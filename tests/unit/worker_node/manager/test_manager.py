@@ -8,12 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.services import manager_of
-from worker_node.core.errors import (
-    BadRequest,
-    DownloadFailed,
-    ModelNotFound,
-    Overloaded,
-)
+from worker_node.core.errors import BadRequest, DownloadFailed, ModelNotFound, Overloaded
 from worker_node.core.types import ModelKind
 from worker_node.manager.served import Names
 from worker_node.manager.work import BoundedWork
