@@ -121,6 +121,13 @@ async def test_faults_on_demand_are_named_by_the_node_and_by_the_engines_that_ha
     assert "npu_node_faults_on_demand 1.0" in await shown(model, "/metrics", machine.settings)
 
 
+def test_a_passport_made_under_faults_says_nothing_of_the_device_without_them(machine, installed):
+    certify(machine, installed)
+    without = replace(machine, settings=machine.settings.model_copy(update={"faults": None}))
+    states = [served(each, installed).placements[0].standing.state for each in (machine, without)]
+    assert states == ["certified", "expired"]
+
+
 def test_replies_of_an_engine_with_faults_say_how_many():
     assert route_headers(Route("m", Device.NPU, "preferred", 3, faults=2))["X-NPU-Node-Faults"] == "2"
     assert "X-NPU-Node-Faults" not in route_headers(Route("m", Device.CPU, "preferred", 3))
