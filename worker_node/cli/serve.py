@@ -56,6 +56,16 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def node_options() -> argparse.ArgumentParser:
+    """The parent of every command that calls a running node."""
+    parent = argparse.ArgumentParser(add_help=False)
+    group = parent.add_argument_group("a node that serves https")
+    group.add_argument("--ca-file", metavar="FILE", help="the authority of its certificate (NPU_NODE_CA_FILE)")
+    group.add_argument("--client-cert", metavar="FILE", help="the certificate to show it (NPU_NODE_CLIENT_CERT)")
+    group.add_argument("--client-key", metavar="FILE", help="its key; default: in that file (NPU_NODE_CLIENT_KEY)")
+    return parent
+
+
 def _serve(args: argparse.Namespace) -> int:
     from worker_node.settings.npu_proxy import notices
 

@@ -78,6 +78,15 @@ class Status(Reply):
     status: str
 
 
+class Devices(Reply):
+    """GET /health/devices. Each property and counter has a `value`, or null with a `reason`."""
+
+    openvino: str | None
+    error: str | None
+    devices: list[dict[str, Any]]
+    npu_counters: dict[str, Any]
+
+
 class OpenAIModel(Reply):
     """One model. `devices` are its placements, with what their passports say, as in GET /models."""
 
