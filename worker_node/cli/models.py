@@ -264,10 +264,14 @@ def _ps(args: argparse.Namespace) -> int:
                 "certified": placement["certified"],
                 "certified_reason": placement["certified_reason"],
                 "certified_limit": placement["certified_limit"],
+                "faults": placement["faults"],
             }
             for model in models
             if (placement := serving_placement(model)) is not None
         ]
+        placements = [placement for model in models for placement in model["devices"]]
+        # Each once, also those of engines that are not loaded.
+        faults = dict.fromkeys(fault for placement in placements for fault in placement["faults"])
     if node is None:
         print(f"npu-node: {where_no_node_runs()}, so nothing is loaded", file=sys.stderr)
     if args.json:
@@ -283,6 +287,8 @@ def _ps(args: argparse.Namespace) -> int:
         unloaded = "by hand" if left is None else f"in {left:.0f} s if idle"
         cells.append((row["name"], megabytes(row["memory"]), device, str(row["context"]), certified, unloaded))
     print(table(("NAME", "MEMORY", "DEVICE", "CONTEXT", "CERTIFIED", "UNLOADED"), cells))
+    if faults:
+        print(printable(f"This node has faults on demand: {'; '.join(faults)}"))
     return 0
 
 

@@ -19,6 +19,7 @@ from worker_node.http.task import JSON, ApiOperation
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.node import Node
+from worker_node.serving.faults import read_faults
 
 STATUSES = ("ready", "degraded", "starting", "draining", "failed")
 _SERVING = frozenset({"ready", "degraded"})
@@ -63,6 +64,7 @@ def report(node: Node) -> dict[str, Any]:
         "status": node_status(node),
         "reason": status_reason(node),
         "version": __version__,
+        "faults": [str(fault) for fault in read_faults(node.settings.faults)],
         "uptime_s": round(time.monotonic() - node.state.started, 1),
         "devices": device_list(node),
         "models": [
@@ -212,6 +214,7 @@ def describe_placement(placement: Placement) -> dict[str, Any]:
         "canary": canary,
         **_certification(placement),
         "notes": placement.notes,
+        "faults": placement.faults,
         "options": placement.options,
         "retry_after_s": rounded(status.retry_after),
     }

@@ -41,7 +41,7 @@ from worker_node.registry import task_of, tasks
 # As Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
 _OF_A_PLACEMENT = (
-    "device", "state", "emulated", "certified", "certified_reason", "certified_limit", "prompt_limit",
+    "device", "state", "emulated", "certified", "certified_reason", "certified_limit", "prompt_limit", "faults",
 )  # fmt: skip
 # How many ended pulls are kept, and how often those who follow one hear of its progress.
 _KEPT, _PROGRESS_S = 100, 0.2

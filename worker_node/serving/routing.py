@@ -156,6 +156,7 @@ class Decision:
             demand.token_count,
             placement.emulated,
             parts=placement.parts,
+            faults=len(placement.faults),
         )
 
 
