@@ -22,6 +22,7 @@ from worker_node.engines.protocol import (
     Broken,
     Cancel,
     DeviceBroken,
+    EngineSpec,
     Event,
     Failed,
     Heartbeat,
@@ -42,6 +43,14 @@ HEARTBEAT_S = 1.0
 
 class EdgeGone(Exception):
     """The edge process closed the channel or asked this process to end."""
+
+
+def make_runner(spec: EngineSpec) -> Runner:
+    """Return the runner that the specification names, not yet loaded."""
+    # By name, so that an engine process imports only the runtime that it needs.
+    module, name = spec.runner.rsplit(":", 1)
+    runner: Runner = getattr(importlib.import_module(module), name)(spec)
+    return runner
 
 
 class Loop:
@@ -124,9 +133,7 @@ def main(link: int, parent_pid: int) -> int:
         return 0
     lower_priority(spec.nice)
     try:
-        # By name, so that an engine process imports only the runtime that it needs.
-        module, name = spec.runner.rsplit(":", 1)
-        runner: Runner = getattr(importlib.import_module(module), name)(spec)
+        runner = make_runner(spec)
         channel.send(runner.load())
     except Exception as error:  # noqa: BLE001  (whatever a driver raises, it is reported to the edge)
         # Of an error of ours the message says all; of another's it may not.
