@@ -25,7 +25,7 @@ _PLOTS = {
     "margins": "How much likelier the CPU finds another token where answers part, by tokens of the prompt",
 }
 # Of a plot, in pixels: the space of the axes is kept free at the left and below.
-_WIDTH, _HEIGHT, _LEFT, _BELOW, _MARGIN = 652, 220, 48, 28, 12
+_WIDTH, _HEIGHT, _LEFT, _BELOW, _MARGIN = 660, 220, 48, 28, 20
 
 
 def summary(passport: Passport) -> str:
