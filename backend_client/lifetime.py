@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from queue import SimpleQueue
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from backend_client.errors import ClientClosed, ConfigurationError
 from backend_client.options import LONGEST_S
@@ -293,34 +293,6 @@ async def in_daemon_thread(function: Callable[[], R], name: str) -> R:
         return await thread.run(function)
     finally:
         thread.end()
-
-
-class Shared:
-    """At most one call of a function at a time, shared by all of its callers; it continues when they leave."""
-
-    def __init__(self) -> None:
-        self._running: dict[object, asyncio.Future[object]] = {}
-
-    async def run(self, key: object, function: Callable[[], R], name: str) -> R:
-        """The result of the call under way for `key`, or of a new one."""
-        running = self._running.get(key)
-        if running is None or running.get_loop() is not asyncio.get_running_loop():
-            running = self._running[key] = asyncio.ensure_future(in_daemon_thread(function, name))
-            running.add_done_callback(lambda done: self._ended(key, done))
-        return cast("R", await asyncio.shield(running))
-
-    async def close(self) -> None:
-        """Stop waiting for all calls."""
-        running = list(self._running.values())
-        for call in running:
-            call.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-
-    def _ended(self, key: object, done: asyncio.Future[object]) -> None:
-        if self._running.get(key) is done:
-            del self._running[key]
-        if not done.cancelled():
-            done.exception()  # Retrieved: its callers may have left.
 
 
 def map_in_daemon_threads(function: Callable[[A], R], items: Sequence[A], at_once: int, name: str) -> list[R]:

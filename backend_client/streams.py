@@ -91,17 +91,20 @@ def _deltas(data: Mapping[str, Any]) -> Iterator[ChatDelta]:
         delta = choice.get("delta") or {}
         found = ChatDelta(
             text=delta.get("content") or "",
-            tool_calls=tuple(map(_call_delta, delta.get("tool_calls") or ())),
+            tool_calls=tuple(
+                ToolCallDelta(
+                    index=call.get("index") or 0,
+                    id=call.get("id"),
+                    name=(call.get("function") or {}).get("name"),
+                    arguments=(call.get("function") or {}).get("arguments") or "",
+                )
+                for call in delta.get("tool_calls") or ()
+            ),
             reasoning=delta.get("reasoning_content") or "",
             choice=choice.get("index") or 0,
         )
         if found.text or found.tool_calls or found.reasoning:
             yield found
-
-
-def _call_delta(call: Mapping[str, Any]) -> ToolCallDelta:
-    function = call.get("function") or {}
-    return ToolCallDelta(call.get("index") or 0, call.get("id"), function.get("name"), function.get("arguments") or "")
 
 
 P = TypeVar("P")

@@ -65,10 +65,6 @@ class CloudState:
         return f"ejected {f'for {pause:.1f} s more' if pause else 'until a trial succeeds'} after consecutive failures"
 
 
-def _nobody_else(cost: Decimal) -> None:
-    """For a call that only this process pays for."""
-
-
 class CloudAttempt:
     """`begin` it to reserve the cost; `run` what there is to wait for; then call `succeeded`, or `abandoned`.
 
@@ -83,7 +79,8 @@ class CloudAttempt:
         self.request = request
         self._state = state
         self._reservation = state.ledger.reserve(model, bound, capped=request.spend_limit is not None)
-        self._pay: Callable[[Decimal], None] = _nobody_else
+        # Until somebody else pays for the call, too.
+        self._pay: Callable[[Decimal], None] = lambda _: None
         self._available = state.availability(model)
         self._ticket = self._available.begin()
         self._began = state.clock()
@@ -222,16 +219,19 @@ class CloudAttempt:
 _VERSION = re.compile(r"-\d{4}-\d{2}-\d{2}|-\d{3,8}")
 
 
-def check_model(asked: str, others: Collection[str], body: Any) -> None:
-    """Raise NotAnAnswer for a reply of neither the model that was asked, or a version of it, nor one of the `others`.
+def check_model(asked: str, body: Any, others: Collection[str] | None = None) -> None:
+    """Raise NotAnAnswer for a reply that names neither the model that was asked nor a version of it.
 
-    A provider before a name (`openai/gpt-4o`) counts nothing; "*" among the others is any model. A reply may name none.
+    With `others`, for chats, one of them may answer ("*": any), and a provider before a name (`openai/gpt-4o`) counts
+    nothing.
     """
     answered = body.get("model") if isinstance(body, dict) else None
-    if not answered or "*" in others:
+    if not answered or "*" in (others or ()):
         return
+    if others is None and not _same(asked, str(answered)):
+        raise NotAnAnswer(f"another model answered than {asked}; name in the settings the one that answers")
     plain = str(answered).rpartition("/")[2]
-    if not any(_same(name.rpartition("/")[2], plain) for name in (asked, *others)):
+    if not any(_same(name.rpartition("/")[2], plain) for name in (asked, *(others or ()))):
         raise NotAnAnswer(f"another model answered than {asked}; if it may, add its name to cloud.answers_as.{asked}")
 
 

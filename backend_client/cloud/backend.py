@@ -19,7 +19,7 @@ from backend_client.fleet.node import Availability
 from backend_client.http.answers import choices_in, completion_in, read_json, reading, vectors_in
 from backend_client.http.messages import ModelReport, NotAnAnswer, Request, Vectors, encode, plain_name
 from backend_client.http.replies import Forwarded, TokenCount, asks_for_stream, passed_on, tokens_of_prompt
-from backend_client.http.routes import only_on_nodes, texts_to_embed
+from backend_client.http.routes import hides_usage, only_on_nodes, texts_to_embed
 from backend_client.http.stream_forms import (
     CHAT,
     EventParser,
@@ -173,10 +173,14 @@ class CloudBackend:
             )
         events, attempt = await self._open(request)
         origin, attempts = Origin(**attempt.origin() | {"attempts": ()}), list[Attempt]()
-        asked = body.get("stream_options")
-        shown = request.path == "/inference" or (isinstance(asked, dict) and bool(asked.get("include_usage")))
         head = {"content-type": "text/event-stream; charset=utf-8"}
-        return Forwarded(head, origin, attempts, count, _encoded(events, attempts, count, with_usage=shown))
+        return Forwarded(
+            head,
+            origin,
+            attempts,
+            count,
+            _encoded(events, attempts, count, with_usage=not hides_usage(request.path, body)),
+        )
 
     async def models(self) -> list[ModelReport]:
         """None: its models are those of the settings."""
@@ -191,7 +195,7 @@ class CloudBackend:
             # Their order is in `index`, and nowhere else.
             found["data"] = sorted(found["data"], key=lambda row: row["index"])
         vectors = vectors_in(found, len(texts))
-        self._check_model(attempt, found)
+        check_model(model, found)
         dimensions, space = vectors.shape[1], request.space.name or self._spaces[model]
         known = request.space.dimensions or self._dimensions.setdefault(space, dimensions)
         if dimensions != known:
@@ -234,7 +238,7 @@ class CloudBackend:
         response = await self._client(request).post("/chat/completions", cast_to=httpx.Response, body=body)
         found: Json = read_json(response.content)
         choices: tuple[ChatChoice, ...] = completion_in(body, found)
-        self._check_model(attempt, found)
+        check_model(attempt.model, found, self._settings.answers_as.get(attempt.model, ()))
         return found, usage_in(found, attempt.bound, "".join(choice.text for choice in choices))
 
     async def _events(self, request: Request, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
@@ -247,12 +251,9 @@ class CloudBackend:
                     break
                 if failure_in(event) is not None or not isinstance(event.data.get("choices"), list):
                     raise NotAnAnswer("an event is not a part of a chat completion")
-                self._check_model(attempt, event.data)
+                check_model(attempt.model, event.data, self._settings.answers_as.get(attempt.model, ()))
                 yield read(event)
         yield read(StreamEvent("message", None))
-
-    def _check_model(self, attempt: CloudAttempt, body: Json) -> None:
-        check_model(attempt.model, self._settings.answers_as.get(attempt.model, ()), body)
 
     def _check(self, request: Request) -> None:
         refusal = self.refusal(request)

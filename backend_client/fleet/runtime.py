@@ -18,7 +18,7 @@ from backend_client.fleet.spaces import Bindings
 from backend_client.http.addresses import NodeAddress, node_url
 from backend_client.http.messages import HealthReport
 from backend_client.http.transport import Transport, fetch_health
-from backend_client.lifetime import OpenCalls, Shared, supervise
+from backend_client.lifetime import DaemonThread, OpenCalls, supervise
 from backend_client.options import ClientOptions, ProbeOptions
 
 # A timeout that fires this late measured a blocked event loop, not the node. After a few in a row it counts anyway.
@@ -136,7 +136,7 @@ class Runtime:
             self._follower = supervise(lambda: self._follow(follower), "node discovery")
         return self.transport
 
-    async def known(self) -> None:
+    async def wait_probed(self) -> None:
         """Wait until every node's first probe has ended."""
         self.start()
         async with self.calls.open():
@@ -189,18 +189,18 @@ log = logging.getLogger(__name__)
 LIMIT_S = 2.0
 
 
-async def find_nodes(address: NodeAddress, shared: Shared) -> list[str]:
-    """The URLs that a list of nodes names now.
+async def find_nodes(address: NodeAddress, thread: DaemonThread) -> list[str]:
+    """The URLs that a list of nodes names now, by look-ups in a thread: they may hang.
 
     Raises OSError, or ValueError if one is not a node's URL, when they cannot be determined.
     """
     if address.scheme == "file":
         path = Path(address.path)
-        text = await shared.run(address, lambda: path.read_text(encoding="utf-8"), f"read {address}")
+        text = await thread.run(lambda: path.read_text(encoding="utf-8"))
         lines = (line.partition("#")[0].strip() for line in text.splitlines())
         return [node_url(line) for line in lines if line]
     if address.scheme == "dns":
-        found = await shared.run(address, lambda: _resolve(address), f"resolve {address}")
+        found = await thread.run(lambda: _resolve(address))
         return [f"http://[{host}]:{address.port}" if ":" in host else f"http://{host}:{address.port}" for host in found]
     return await srv_nodes(address)
 
@@ -239,6 +239,7 @@ class _Listed:
     """What a list named last, and which of that it left out then; `problem`: why its last look-up failed."""
 
     address: NodeAddress
+    thread: DaemonThread
     found: set[str] = field(default_factory=set)
     left_out: set[str] = field(default_factory=set)
     problem: str | None = None
@@ -259,10 +260,9 @@ class Follower:
         add: Callable[[Iterable[str]], None],
         remove: Callable[[Iterable[str]], None],
     ) -> None:
-        self._lists = [_Listed(address) for address in lists]
+        self._lists = [_Listed(address, DaemonThread(f"look up {address}")) for address in lists]
         self._fixed = frozenset(fixed)
         self._members = set(self._fixed)
-        self._shared = Shared()
         self._add = add
         self._remove = remove
 
@@ -274,7 +274,8 @@ class Follower:
         return "; ".join(listed.problem or f"{listed.address} names none" for listed in self._lists)
 
     async def close(self) -> None:
-        await self._shared.close()
+        for listed in self._lists:
+            listed.thread.end()
 
     async def look(self) -> None:
         """Look at all lists at once, and apply what each one names as it answers."""
@@ -285,7 +286,7 @@ class Follower:
         found: set[str] = set()
         try:
             async with asyncio.timeout(LIMIT_S):
-                found = {node_url(url) for url in await find_nodes(listed.address, self._shared)}
+                found = {node_url(url) for url in await find_nodes(listed.address, listed.thread)}
         except TimeoutError:
             problem = f"{listed.address} did not answer within {LIMIT_S:g} s"
         except (OSError, ValueError) as error:

@@ -69,22 +69,12 @@ def vectors_in(body: Any, count: int | None) -> Vectors:
     return check_vectors(np.stack(vectors), count)
 
 
-def native_vectors(request: Mapping[str, Any], body: Any) -> Vectors:
-    """The vectors of /embeddings."""
-    with reading("a list of embeddings"):
-        return _rows(body["embeddings"], plain_count(request, "texts"))
-
-
-def plain_count(request: Mapping[str, Any], field: str) -> int | None:
-    """How many texts a field holds, one or a list of any number; None for what is neither."""
+def plain_vectors(field: str, request: Mapping[str, Any], body: Any) -> Vectors:
+    """The vectors of the texts in a field: of /embeddings, and of /api/embed, where an empty text alone is no text."""
     given = request.get(field)
-    return 1 if isinstance(given, str) else len(given) if isinstance(given, list) else None
-
-
-def ollama_vectors(request: Mapping[str, Any], body: Any) -> Vectors:
-    """The vectors of /api/embed, where an empty text alone is no text."""
+    count = 1 if isinstance(given, str) else len(given) if isinstance(given, list) else None
     with reading("a list of embeddings"):
-        return _rows(body["embeddings"], plain_count(request, "input") if request.get("input") else 0)
+        return _rows(body["embeddings"], count if given or field == "texts" else 0)
 
 
 def single_vector(request: Mapping[str, Any], body: Any) -> Vectors:

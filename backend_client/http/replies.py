@@ -10,7 +10,7 @@ from typing import Any
 from backend_client.errors import NPUError
 from backend_client.http.answers import form_value
 from backend_client.http.messages import NotAnAnswer, Reply, Request, costs
-from backend_client.http.routes import ROUTES, read_whole
+from backend_client.http.routes import ROUTES, hides_usage, read_whole
 from backend_client.http.stream_forms import (
     INFERENCE,
     LINES,
@@ -27,8 +27,6 @@ from backend_client.http.stream_forms import (
 )
 from backend_client.results import Attempt, Origin, Usage
 
-# Their usage comes only if it is asked for.
-_CHUNKS = frozenset({"/v1/chat/completions", "/v1/completions"})
 _NO_USAGE = b',"usage":null'
 # An unfinished event of more is not a node's.
 _LONGEST_EVENT = 4 * 1024 * 1024
@@ -67,20 +65,13 @@ def asks_for_stream(request: Request) -> bool:
 
 def asking_for_usage(path: str, body: Mapping[str, Any], content: bytes) -> bytes:
     """The content of a request that also asks for the usage of its stream: `ReplyReader` hides what comes of that."""
-    if not _hides_usage(path, body):
+    if not hides_usage(path, body) or not body.get("stream") or not isinstance(body.get("stream_options"), dict | None):
         return content
     options = {"stream_options": {**(body.get("stream_options") or {}), "include_usage": True}}
     if "stream_options" in body or b"\0" in content[:4]:
         # Repeated names and other encodings than UTF-8 are not for every reader.
         return json.dumps(json.loads(content) | options).encode()
     return content.rstrip()[:-1] + b"," + json.dumps(options).encode()[1:]
-
-
-def _hides_usage(path: str, body: Mapping[str, Any]) -> bool:
-    options = body.get("stream_options") or {}
-    return (
-        path in _CHUNKS and bool(body.get("stream")) and isinstance(options, dict) and not options.get("include_usage")
-    )
 
 
 class TokenCount:
@@ -136,7 +127,7 @@ class ReplyReader:
         self._read_event = form.reader(request.body) if form else None
         self._check = check
         self.as_bytes = as_bytes
-        self._hides_usage = as_bytes and _hides_usage(request.path, request.body)
+        self._hides_usage = as_bytes and hides_usage(request.path, request.body)
         self._parser = EventParser(_LONGEST_EVENT)
         self._rest = b""
         self.begun = self.ended = False

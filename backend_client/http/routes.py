@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from backend_client.http import answers, stream_forms
@@ -23,7 +24,8 @@ class Route:
     that write text. `form`: how it is streamed, if it is; `streams`: it is unless the request says otherwise.
     `loads_without`: a request without any of these fields only loads its model. `upload`: a form with a file. `sdk`:
     the SDK over a fleet may call it, and `post` unless it is an upload. `cloud`: the cloud can take it over. `cuts`: a
-    request may ask for the `dimensions` of its vectors. `on_device`: its replies name the device that made them.
+    request may ask for the `dimensions` of its vectors. `usage_if_asked`: a stream says its tokens only where
+    `stream_options` ask for them. `on_device`: its replies name the device that made them.
     """
 
     operation: str
@@ -37,6 +39,7 @@ class Route:
     sdk: bool = False
     cloud: bool = False
     cuts: bool = False
+    usage_if_asked: bool = False
     on_device: bool = True
 
     def kind_of(self, body: Mapping[str, Any]) -> ModelKind:
@@ -49,7 +52,9 @@ class Route:
         return self.form if asked and isinstance(self.form, WholeForm) else None
 
 
-_CHAT = Route(operation="chat", check=answers.completion_in, form=stream_forms.CHAT, sdk=True, cloud=True)
+_CHAT = Route(
+    operation="chat", check=answers.completion_in, form=stream_forms.CHAT, sdk=True, cloud=True, usage_if_asked=True
+)
 _AUDIO = Route(
     operation="transcribe",
     check=answers.transcript_in,
@@ -62,7 +67,8 @@ _AUDIO = Route(
 ROUTES: Mapping[str, Route] = {
     "/v1/chat/completions": _CHAT,
     "/v1/completions": Route(
-        operation="text_completion", check=answers.text_choices, form=stream_forms.COMPLETION, sdk=True
+        operation="text_completion", check=answers.text_choices, form=stream_forms.COMPLETION, sdk=True,
+        usage_if_asked=True,
     ),
     "/v1/responses": Route(operation="chat", check=answers.response_in, form=stream_forms.RESPONSES, sdk=True),
     "/v1/messages": Route(
@@ -91,10 +97,11 @@ ROUTES: Mapping[str, Route] = {
         operation="embeddings", check=answers.openai_vectors, kind="embedding", sdk=True, cuts=True
     ),
     "/embeddings": Route(
-        operation="embeddings", check=answers.native_vectors, kind="embedding", cuts=True
+        operation="embeddings", check=partial(answers.plain_vectors, "texts"), kind="embedding", cuts=True
     ),
     "/api/embed": Route(
-        operation="embeddings", check=answers.ollama_vectors, kind="embedding", dialect="ollama", cuts=True
+        operation="embeddings", check=partial(answers.plain_vectors, "input"), kind="embedding", dialect="ollama",
+        cuts=True,
     ),
     "/api/embeddings": Route(
         operation="embeddings", check=answers.single_vector, kind="embedding", dialect="ollama"
@@ -126,6 +133,12 @@ def runs_on_device(request: Request) -> bool:
     route = ROUTES[request.path]
     only_loads = route.loads_without and not any(request.body.get(field) for field in route.loads_without)
     return route.on_device and not only_loads
+
+
+def hides_usage(path: str, body: Mapping[str, Any]) -> bool:
+    """Whether a stream says its tokens only if it is asked to, and the request does not ask."""
+    options = body.get("stream_options")
+    return ROUTES[path].usage_if_asked and not (isinstance(options, dict) and options.get("include_usage"))
 
 
 def dimensions_asked(request: Request) -> int | None:

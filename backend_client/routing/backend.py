@@ -67,7 +67,7 @@ class FleetBackend:
 
     async def models(self) -> list[ModelReport]:
         """The models of all nodes that can be reached."""
-        await self.runtime.known()
+        await self.runtime.wait_probed()
         return [model for node in self.runtime.pool.nodes.values() for model in node.models.values()]
 
     async def embed(self, request: Request) -> EmbedBatch:
@@ -126,11 +126,14 @@ class FleetBackend:
         node, request = lease.node.url, lease.request
         if reply.status != 200:
             raise status_error(node, reply, request.model)
+        problem = None
         try:
             body, found = read_whole(request, reply)
         except NotAnAnswer as error:
-            # Not as the cause: that would hold the reply.
-            raise BadReply(str(error), node=node) from None
+            problem = BadReply(str(error), node=node)
+        if problem is not None:
+            # Raised out here, so that the error which came up there, and holds the reply, is not its context.
+            raise problem
         _check(lease, reply.headers, body)
         if request.kind == "embedding":
             self._check_space(lease, reply, found)
@@ -297,7 +300,7 @@ class FleetBackend:
 
     async def ask_all(self, method: str, path: str, content: bytes, deadline: Deadline) -> list[tuple[str, Reply]]:
         """What each node that can be reached replies with 200 to a request that costs it little."""
-        await self.runtime.known()
+        await self.runtime.wait_probed()
         transport = self.runtime.start()
 
         async def ask(node: str) -> tuple[str, Reply] | None:

@@ -327,12 +327,12 @@ class Dispatcher:
 
     def _verdict(self, call: Call, last: NodeError) -> NPUError:
         """The error of the call as a whole, given that of its last attempt."""
-        message = f"no node served it in {len(call.attempts)} attempts; the last one: {last.message}"
+        what = f"no node served it in {len(call.attempts)} attempts; the last one: "
         if isinstance(last, ModelMissing):
             nodes, name = self._pool.nodes, call.request.model or ""
             unasked = any(node.resolve(name) is not None for url, node in nodes.items() if url not in call.tried)
             if call.failed is None and not unasked:
-                found = ModelNotFound(message, node=last.node, status=last.status, code=last.code)
+                found = ModelNotFound(what + last.message, node=last.node, status=last.status, code=last.code)
                 found.reply = last.reply
                 return found
             last = call.failed or last
@@ -340,11 +340,10 @@ class Dispatcher:
             refused = AuthenticationFailed(last.message, node=last.node, status=last.status, code=last.code)
             refused.reply = last.reply
             return refused
-        message = f"no node served it in {len(call.attempts)} attempts; the last one: {last.message}"
         if isinstance(last, SpaceChanged):
-            return VectorSpaceMismatch(message)
+            return VectorSpaceMismatch(what + last.message)
         kind = FleetOverloaded if isinstance(last, NodeOverloaded) else NPUUnavailableError
-        return kind(message, retry_after=last.retry_after)
+        return kind(what + last.message, retry_after=last.retry_after)
 
 
 class RetryBudget:
@@ -365,7 +364,8 @@ class RetryBudget:
     @property
     def balance(self) -> float:
         """Retries that could be made now. Changes nothing, so that any thread may ask."""
-        return self._balance_at(self._clock())
+        earned = (self._clock() - self._filled_at) * self._options.per_second
+        return min(self._options.saved, self._balance + earned)
 
     @property
     def affords_one(self) -> bool:
@@ -377,18 +377,9 @@ class RetryBudget:
 
     def withdraw(self) -> bool:
         """Take one retry. Return False if none is left; the call then fails with its last error."""
-        self._fill()
+        self._balance, self._filled_at = self.balance, self._clock()
         if not self.affords_one:
             self.refused += 1
             return False
         self._balance = max(0.0, self._balance - 1.0)
         return True
-
-    def _fill(self) -> None:
-        now = self._clock()
-        self._balance = self._balance_at(now)
-        self._filled_at = now
-
-    def _balance_at(self, now: float) -> float:
-        earned = (now - self._filled_at) * self._options.per_second
-        return min(self._options.saved, self._balance + earned)

@@ -21,7 +21,7 @@ from backend_client.errors import (
 from backend_client.http.errors import openai_error, problem_of, refusal_of_node
 from backend_client.http.messages import ModelReport, Request, plain_name, plain_texts, read_form
 from backend_client.http.replies import passed_on
-from backend_client.http.routes import ROUTES
+from backend_client.http.routes import ROUTES, hides_usage
 from backend_client.http.stream_forms import EventStream, StreamEvent
 from backend_client.lifetime import STARTED, Deadline, OneLoop, in_daemon_thread, owning
 from backend_client.results import EmbedBatch, RawReply
@@ -88,7 +88,7 @@ class OpenAIRoutes:
         times, route = self._core.options.timeouts, ROUTES[path]
         default = times.embed if route.form is None else times.generate
         deadline = Deadline.after(default if timeout is None else timeout, self._core.clock)
-        asked = fields.get("stream_options")
+        hidden = hides_usage(path, fields)
         _take_options(fields, options)
         stream = _first(fields.get("stream")) not in _NOT_STREAMED
         if not stream or file is None:
@@ -109,12 +109,9 @@ class OpenAIRoutes:
         )
         if not stream:
             return whole_reply(await self._core.backend.send(request))
-        with_usage = path not in {"/v1/chat/completions", "/v1/completions"} or (
-            isinstance(asked, dict) and bool(asked.get("include_usage"))
-        )
         events = await self._core.backend.open(request)
         kept = {"content-type": "text/event-stream; charset=utf-8", "x-request-id": request.request_id}
-        return HttpReply(200, kept, OneLoop(stream_bytes(events, with_usage=with_usage)))
+        return HttpReply(200, kept, OneLoop(stream_bytes(events, with_usage=not hidden)))
 
     async def models(self, name: str | None = None) -> dict[str, Any] | None:
         """All models of the fleet as OpenAI lists them, or the one of that name; None where no node has it."""

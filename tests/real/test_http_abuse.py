@@ -101,3 +101,13 @@ async def test_half_a_request_and_a_closed_line_leave_nothing(node):
         writer.close()
         await writer.wait_closed()
     await asyncio.to_thread(node.wait_for, lambda body: all(model["in_flight"] == 0 for model in body["models"]))
+
+
+async def test_malformed_http_is_counted_though_no_route_sees_it(node, http):
+    reader, writer = await connect(node)
+    writer.write(b"NONSENSE\r\n\r\n")
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+    async with http.get(node.url + "/metrics") as reply:
+        assert 'npu_node_http_requests_total{route="-",status="400"}' in await reply.text()

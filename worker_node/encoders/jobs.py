@@ -141,9 +141,6 @@ class RowRunner:
         # No deadline of an open job is before this.
         self._soonest = math.inf
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def stats(self) -> EngineStats:
         """How many texts wait and run, and how many runs there were."""
         return EngineStats(len(self.queue), self._running, self._runs, self._rows)

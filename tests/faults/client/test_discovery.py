@@ -13,7 +13,7 @@ from backend_client import ClientOptions, NPUClient, NPUUnavailableError
 from backend_client.fleet import runtime
 from backend_client.fleet.runtime import Follower, find_nodes, srv_nodes
 from backend_client.http.addresses import NodeAddress
-from backend_client.lifetime import Shared
+from backend_client.lifetime import DaemonThread
 
 QUICK = ClientOptions(discovery_interval=0.02)
 
@@ -74,7 +74,7 @@ def resolving(monkeypatch, addresses, name="npu.internal"):
 )
 async def test_a_name_is_a_node_for_each_host(monkeypatch, addresses, expected):
     resolving(monkeypatch, addresses)
-    assert await find_nodes(NodeAddress("dns", "npu.internal", 8081), Shared()) == expected
+    assert await find_nodes(NodeAddress("dns", "npu.internal", 8081), DaemonThread("resolve")) == expected
 
 
 @pytest.fixture

@@ -43,6 +43,8 @@ Vectors = npt.NDArray[np.float32]
 class EmbeddingReply:
     """`vectors`: float32 (n, dimensions); comparable only to vectors of an equal `space`.
 
+    The space of vectors that are cut is named `SPACE-DIMENSIONS`, as the client expects it.
+
     `device_tokens` are those that the device computed, padding included, where the engine counts them;
     `computed_tokens` are those of the `computed` texts. `cached` says that all vectors (hit) or some (partial) were
     computed for an earlier request. The request waited for `loading_s` seconds for its model to be loaded.
@@ -131,7 +133,7 @@ async def _embed_rows(
     reply = EmbeddingReply(
         selection.route,
         cut(vectors, dimensions),
-        space_of(model, dimensions),
+        model.space if dimensions in {None, model.dimensions} else f"{model.space}-{dimensions}",
         Usage(demand.token_count),
         Timing(queue=0.0, tokenize=0.0, inference=0.0, total=(time.monotonic() - context.arrived) * 1e3),
         cached="hit" if rows else None,
@@ -192,9 +194,6 @@ class EmbeddingCache:
             self._vectors[origin, tuple(row)] = vector.copy()
         while len(self._vectors) > self.capacity:
             self._vectors.popitem(last=False)
-
-    def __len__(self) -> int:
-        return len(self._vectors)
 
 
 @dataclass(eq=False, slots=True)
@@ -269,11 +268,6 @@ def check_dimensions(model: EmbeddingModel, dimensions: int | None) -> None:
         f"dimensions: the vectors of {model.id} have {model.dimensions} and it was not trained to be cut",
         param="dimensions",
     )
-
-
-def space_of(model: EmbeddingModel, dimensions: int | None) -> str:
-    """The vector space of vectors of that size: `SPACE-DIMENSIONS` where they are cut. The client expects this name."""
-    return model.space if dimensions in (None, model.dimensions) else f"{model.space}-{dimensions}"
 
 
 def cut(vectors: Vectors, dimensions: int | None) -> Vectors:

@@ -243,11 +243,6 @@ class Window:
     end: int
 
     @property
-    def offset_s(self) -> float:
-        """Where it begins, in seconds."""
-        return self.begin / RATE
-
-    @property
     def seconds(self) -> float:
         """How long it is."""
         return (self.end - self.begin) / RATE

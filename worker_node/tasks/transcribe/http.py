@@ -288,11 +288,6 @@ def scratch_directory() -> Iterator[Path]:
         yield Path(path)
 
 
-def _joined(texts: Iterable[str]) -> str:
-    """The text of all windows; each begins with its own blank where its language has one."""
-    return "".join(texts).strip()
-
-
 def srt(segments: Iterable[Span]) -> str:
     """SubRip: numbered blocks with a comma before the milliseconds."""
     return "\n".join(f"{number}\n{_cue(span, ',')}" for number, span in enumerate(segments, 1))
@@ -368,7 +363,7 @@ async def _stream(request: web.Request, run: Transcription) -> web.StreamRespons
                 await stream.send({"type": "transcript.text.delta", "delta": delta})
             done: dict[str, Any] = {
                 "type": "transcript.text.done",
-                "text": _joined(texts),
+                "text": "".join(texts).strip(),
                 "usage": {"type": "duration", "seconds": round(run.seconds)},
                 "device": run.route.device,
             }
@@ -402,7 +397,8 @@ async def _answer(request: web.Request) -> web.StreamResponse:
             if form.stream and form.response_format in {"json", "text"}:
                 return await _stream(request, run)
             parts = [part async for part in run.parts()]
-            text = _joined(part.text for part in parts)
+            # Each text begins with a blank of its own where its language has one.
+            text = "".join(part.text for part in parts).strip()
             segments = [segment for part in parts for segment in part.segments]
             headers = route_headers(run.route, run.busy)
             if form.response_format in _TEXTS:

@@ -316,7 +316,7 @@ def _silent(samples: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> bool:
 def _spoken(window: Window, transcript: Transcript) -> SpokenPart:
     def moved(span: Span) -> Span:
         # A model hears 30 s, whatever the window has, and may name times after its end.
-        begin, end = (window.offset_s + min(time, window.seconds) for time in (span.begin, span.end))
+        begin, end = (window.begin / RATE + min(time, window.seconds) for time in (span.begin, span.end))
         return Span(begin, end, span.text)
 
     return SpokenPart(transcript.text, tuple(map(moved, transcript.segments)), tuple(map(moved, transcript.words)))

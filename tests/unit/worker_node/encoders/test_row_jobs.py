@@ -33,7 +33,7 @@ def test_rows_of_several_jobs_in_one_run_go_back_to_their_jobs():
     assert vectors == {1: [[7, 2], [9, 1]], 2: [[5, 3]]}
     assert {event.id: (event.busy.us, event.device_tokens) for event in done} == {1: (200, 8), 2: (100, 4)}
     assert all(event.busy.shared and event.started == 1.0 and event.inference_s == 1.0 for event in done)
-    assert len(jobs) == 0
+    assert not jobs._open
 
 
 def test_without_a_counter_no_busy_time_is_claimed():
@@ -64,7 +64,7 @@ def test_what_nobody_waits_for_is_dropped():
     assert len(jobs.queue) == 1
     jobs.cancel(2)
     assert len(jobs.queue) == 0
-    assert len(jobs) == 0
+    assert not jobs._open
 
 
 def test_a_job_whose_rows_all_run_is_not_expired():

@@ -94,6 +94,34 @@ async def test_rejecting_restores_strictness_and_nothing_is_ever_ignored(store):
         assert "messages.invented" in text
 
 
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+CHOICE = {"guided_choice": ["yes"], "stop": ["x"]}
+# A part that has no effect here, and its place in the list.
+WITHOUT_EFFECT = [
+    ("/v1/chat/completions", {"tools": [{"type": "web_search"}]}, "tools.web_search"),
+    ("/v1/chat/completions", CHOICE, "stop"),
+    ("/v1/completions", CHOICE, "stop"),
+    ("/v1/responses", {"tools": [{"type": "web_search"}]}, "tools.web_search"),
+    ("/v1/responses", {"store": True}, "store"),
+    ("/v1/messages", {"tools": [SEARCH]}, "tools.web_search_20250305"),
+    ("/v1/messages/count_tokens", {"tools": [SEARCH]}, "tools.web_search_20250305"),
+    ("/api/generate", {"shift": True}, "shift"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "place"), WITHOUT_EFFECT)
+async def test_parts_without_effect_are_listed_or_refused(store, path, fields, place):
+    body = BODIES.get(path) or {"model": WRITER, "messages": [TURN]}
+    if path == "/v1/messages":
+        body = body | {"max_tokens": 4}
+    for mode, status in (("ignore", 200), ("reject", 400)):
+        async with writing(store, "yes", settings=NodeSettings(unknown_fields=mode)) as (client, *_):
+            async with client.post(path, json=body | fields) as reply:
+                text = await reply.text()
+            assert reply.status == status, text
+            assert listed(reply) == [place] if mode == "ignore" else place in text
+
+
 @pytest.mark.parametrize("mode", ["ignore", "reject"])
 async def test_the_native_api_is_strict(store, mode):
     native = {"/inference": {"prompt": "Hello"}, "/embeddings": {"texts": ["Hello"]}}

@@ -19,6 +19,7 @@ ASKING = {
     "GET /v1/models": None,
     f"GET /v1/models/{NAME}": None,
     "GET /api/tags": None,
+    "POST /models/pull": {"name": "/net/a-server-that-is-gone/model"},
     "POST /api/pull": {"model": "/net/a-server-that-is-gone/model"},
     "POST /embeddings": {"model": NAME, "texts": ["hello"]},
     "POST /inference": {"model": NAME, "prompt": "hello"},
@@ -50,12 +51,12 @@ async def dead_disk(tmp_path, monkeypatch):
             go.wait()
             return real()
 
-        def hang(name):
+        def hang(path):
             go.wait()
-            return LocalReference(tmp_path / name.rpartition("/")[2])
+            return LocalReference(tmp_path / path.name)
 
         store.directories = wait
-        monkeypatch.setattr("worker_node.models.sources._local", hang)
+        monkeypatch.setattr("worker_node.models.sources.LocalReference", hang)
         try:
             yield client, go
         finally:

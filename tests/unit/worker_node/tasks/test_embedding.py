@@ -99,4 +99,4 @@ def test_it_never_lies_and_never_grows_over_its_size(requests, capacity):
         for row, vector in zip(rows, cache.look_up("cpu", rows), strict=True):
             assert vector is None or vector.tolist() == [sum(row), len(row)]
         cache.keep("cpu", rows, vectors_of(rows))
-        assert len(cache) <= capacity
+        assert len(cache._vectors) <= capacity
