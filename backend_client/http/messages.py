@@ -404,10 +404,14 @@ class ModelReport(_Part):
 
 
 class HealthReport(_Part):
-    """The body of /health. Raises pydantic.ValidationError for anything else."""
+    """The body of /health. Raises pydantic.ValidationError for anything else.
+
+    `faults` are the faults on demand that the node was started with.
+    """
 
     status: Literal["ready", "degraded", "starting", "draining", "failed"]
     version: Text | None = None
+    faults: tuple[Text, ...] = ()
     devices: tuple[DeviceReport, ...] = ()
     models: tuple[ModelReport, ...] = ()
 

@@ -264,10 +264,14 @@ def _ps(args: argparse.Namespace) -> int:
                 "certified": placement["certified"],
                 "certified_reason": placement["certified_reason"],
                 "certified_limit": placement["certified_limit"],
+                "faults": placement["faults"],
             }
             for model in models
             if (placement := serving_placement(model)) is not None
         ]
+        placements = [placement for model in models for placement in model["devices"]]
+        # Each once, also those of engines that are not loaded.
+        faults = dict.fromkeys(fault for placement in placements for fault in placement["faults"])
     if node is None:
         print(f"npu-node: {where_no_node_runs()}, so nothing is loaded", file=sys.stderr)
     if args.json:
@@ -283,6 +287,8 @@ def _ps(args: argparse.Namespace) -> int:
         unloaded = "by hand" if left is None else f"in {left:.0f} s if idle"
         cells.append((row["name"], megabytes(row["memory"]), device, str(row["context"]), certified, unloaded))
     print(table(("NAME", "MEMORY", "DEVICE", "CONTEXT", "CERTIFIED", "UNLOADED"), cells))
+    if faults:
+        print(printable(f"This node has faults on demand: {'; '.join(faults)}"))
     return 0
 
 
@@ -302,7 +308,15 @@ def _rm(args: argparse.Namespace) -> int:
     """Remove each model in turn; the first that fails ends it."""
     from worker_node.cli.node_client import on_node
 
-    return on_node(args, lambda node: _remove_from_node(node, args), lambda: _remove_from_store(args), changes=True)
+    def from_store() -> int:
+        store = node_store(args)
+        print(f"removing from the store {store.root}", file=sys.stderr)
+        for name in args.models:
+            store.remove(name)
+            print(f"{name}: removed")
+        return 0
+
+    return on_node(args, lambda node: _remove_from_node(node, args), from_store, changes=True)
 
 
 def _remove_from_node(node: NodeClient, args: argparse.Namespace) -> int:
@@ -318,14 +332,5 @@ def _remove_from_node(node: NodeClient, args: argparse.Namespace) -> int:
             raise NodeCallFailed(
                 f"{name} has requests in flight; wait for their end, or add --force", error.http_status
             ) from None
-        print(f"{name}: removed")
-    return 0
-
-
-def _remove_from_store(args: argparse.Namespace) -> int:
-    store = node_store(args)
-    print(f"removing from the store {store.root}", file=sys.stderr)
-    for name in args.models:
-        store.remove(name)
         print(f"{name}: removed")
     return 0

@@ -41,6 +41,7 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default="node",
         help="bounded: docs/bounded-jobs.md; npu-proxy: docs/coming-from.md",
     )
+    parser.add_argument("--faults", type=Path, help="TOML file of faults on demand: docs/certify.md")
     parser.add_argument("--log-level", choices=_LOG_LEVELS, help="default: NPU_NODE_LOG_LEVEL, else info")
     parser.set_defaults(run=_serve)
 
@@ -114,7 +115,7 @@ def settings_source(args: argparse.Namespace) -> SettingsSource:
     from worker_node.settings import SettingsSource
     from worker_node.settings.reading import find_file
 
-    flags = _flags(args, "host", "port", "model_store")
+    flags = _flags(args, "host", "port", "model_store", "faults")
     npu_proxy = getattr(args, "profile", None) == "npu-proxy"
     return SettingsSource(find_file(getattr(args, "config", None)), flags, npu_proxy)
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -53,7 +53,8 @@ class Route:
     """The decision where a request runs, and why. `token_count` is the prompt's.
 
     `unproven`: the request requires the NPU, whose counter cannot be read, and the node lets such requests pass.
-    `parts` say where each part of the model runs, if not all of it runs on `device`.
+    `parts` say where each part of the model runs, if not all of it runs on `device`. `faults` counts the faults on
+    demand of its engine.
     """
 
     model: str
@@ -63,6 +64,7 @@ class Route:
     emulated: bool = False
     unproven: bool = False
     parts: Mapping[str, Device] = field(default_factory=dict, compare=False)
+    faults: int = 0
 
 
 class Priority(StrEnum):
@@ -141,21 +143,11 @@ class Timing:
     first_token: float | None = None
 
 
-class Progress(Protocol):
-    """Listens to one piece of work; each call comes from the thread that does the work."""
+class Progress:
+    """Listens to one piece of work, and ignores it here; each call comes from the thread that does the work."""
 
     def stage(self, name: str, total: int | None = None) -> None:
         """A new stage begins; `total` is its size in bytes where that is known."""
 
     def update(self, done: int) -> None:
         """`done` bytes of the current stage are done."""
-
-
-class Silent:
-    """Progress without a listener."""
-
-    def stage(self, name: str, total: int | None = None) -> None:
-        """Ignore it."""
-
-    def update(self, done: int) -> None:
-        """Ignore it."""

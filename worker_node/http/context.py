@@ -17,6 +17,8 @@ from worker_node.node import Node
 
 # What replies name as their server: no version of anything.
 SERVER = "npu-node"
+# How many faults on demand the engine of a reply has.
+FAULTS = "X-NPU-Node-Faults"
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")
 # The time until a streamed answer must begin, and until any answer must be complete.
 _START, _WHOLE = "X-NPU-Start-Timeout-Ms", "X-Request-Timeout-Ms"
@@ -150,6 +152,8 @@ def route_headers(route: Route, busy: Busy = NOT_MEASURED) -> dict[str, str]:
         headers["X-NPU-Node-Devices"] = ", ".join(f"{part}={device}" for part, device in route.parts.items())
     if route.emulated:
         headers["X-NPU-Emulated"] = "true"
+    if route.faults:
+        headers[FAULTS] = str(route.faults)
     if route.unproven:
         headers["X-NPU-Proven"] = "false"
     if busy.us is not None:

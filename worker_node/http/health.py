@@ -19,6 +19,7 @@ from worker_node.http.routes import JSON, ApiOperation
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.node import Node
+from worker_node.serving.faults import read_faults
 
 STATUSES = ("ready", "degraded", "starting", "draining", "failed")
 _SERVING = frozenset({"ready", "degraded"})
@@ -63,6 +64,7 @@ def report(node: Node) -> dict[str, Any]:
         "status": node_status(node),
         "reason": status_reason(node),
         "version": __version__,
+        "faults": [str(fault) for fault in read_faults(node.settings.faults)],
         "uptime_s": round(time.monotonic() - node.state.started, 1),
         "devices": device_list(node),
         "models": [
@@ -165,7 +167,7 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
         "ready_in_s": rounded(model.ready_in()),
         "compile": {
             "state": "running" if status.state is EngineState.STARTING else "done",
-            "seconds": None if status.load_seconds is None else round(status.load_seconds, 2),
+            "seconds": None if status.loaded is None else round(status.loaded.seconds, 2),
         },
         **model.facts(),
     }
@@ -192,14 +194,15 @@ def _failed(model: FailedModel) -> dict[str, Any]:
 
 def describe_placement(placement: Placement) -> dict[str, Any]:
     status = placement.engine.status
-    proof = status.proof
-    canary = proof and {
-        "passed_at": round(proof.passed_at, 3),
-        "age_s": round(time.time() - proof.passed_at, 1),
-        "device": proof.device_name,
-        "driver": proof.driver,
-        "openvino": proof.runtime,
-    }
+    canary = None
+    if status.loaded is not None and status.proven_at is not None:
+        canary = {
+            "passed_at": round(status.proven_at, 3),
+            "age_s": round(time.time() - status.proven_at, 1),
+            "device": status.loaded.device_name,
+            "driver": status.loaded.driver,
+            "openvino": status.loaded.runtime,
+        }
     return {
         "device": placement.device,
         "state": placement.state,
@@ -212,6 +215,7 @@ def describe_placement(placement: Placement) -> dict[str, Any]:
         "canary": canary,
         **_certification(placement),
         "notes": placement.notes,
+        "faults": placement.faults,
         "options": placement.options,
         "retry_after_s": rounded(status.retry_after),
     }

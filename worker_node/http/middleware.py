@@ -24,9 +24,10 @@ from worker_node.core.errors import (
     RouteNotFound,
 )
 from worker_node.http.access import OPEN_PATHS, Check
-from worker_node.http.context import NODE, SERVER, STATE, RequestState, labels
+from worker_node.http.context import FAULTS, NODE, SERVER, STATE, RequestState, labels
 from worker_node.http.replies import ANTHROPIC_VERSION, Renderer
 from worker_node.http.routes import Handler
+from worker_node.node import Node
 from worker_node.observability.tracing import Tracing, set_response_status
 
 log = logging.getLogger(__name__)
@@ -138,6 +139,8 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
                 request.transport.abort()
             raise ConnectionResetError("the reply had begun when it failed") from None
         response = form(request)(failure)
+        if failure.device is not None and (faults := _faults(request.app[NODE], failure)):
+            response.headers[FAULTS] = str(faults)
         if allowed:
             response.headers["Allow"] = ", ".join(sorted(allowed))
         if "Expect" in request.headers and not request.content.is_eof():
@@ -146,6 +149,12 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
         return response
 
     return render
+
+
+def _faults(node: Node, error: NodeError) -> int:
+    """How many faults on demand the engine has that a request failed on."""
+    placements = (place for model in node.manager.models if model.id == error.model for place in model.placements)
+    return next((len(place.faults) for place in placements if place.device == error.device), 0)
 
 
 def _as_node_error(request: web.Request, error: Exception) -> NodeError:

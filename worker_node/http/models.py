@@ -22,6 +22,7 @@ from worker_node.core.errors import (
     NodeError,
     NotOffered,
 )
+from worker_node.core.types import Progress
 from worker_node.engines.protocol import EngineState
 from worker_node.http.body import Body, read_body
 from worker_node.http.context import NODE, deadline_of
@@ -49,7 +50,7 @@ from worker_node.registry import task_of, tasks
 # As Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
 _OF_A_PLACEMENT = (
-    "device", "state", "emulated", "certified", "certified_reason", "certified_limit", "prompt_limit",
+    "device", "state", "emulated", "certified", "certified_reason", "certified_limit", "prompt_limit", "faults",
 )  # fmt: skip
 # How many ended pulls are kept, and how often those who follow one hear of its progress.
 _KEPT, _PROGRESS_S = 100, 0.2
@@ -288,8 +289,8 @@ class PullBody(Body):
     name: Annotated[str, Field(min_length=1, max_length=2048)]
 
 
-class PullJob:
-    """A pull, which goes on also when nobody follows it any more; a `Progress`."""
+class PullJob(Progress):
+    """A pull, which goes on also when nobody follows it any more."""
 
     def __init__(self, manager: ModelManager, name: str) -> None:
         self.id = "pull_" + secrets.token_hex(8)

@@ -62,15 +62,16 @@ class OllamaError(Reply):
 class Health(Reply):
     """GET /health. Where the node has keys, a caller without one gets only `status` and `version`.
 
-    Each of a model's `engines` has what its passport says, `certified` (certified, limited, failed, expired or not
-    certified), `certified_reason`, and `certified_limit` in tokens of a prompt; `excluded` are the devices that the
-    model may not run on, and why.
+    `faults` are the faults on demand that it was started with. Each of a model's `engines` has what its passport says,
+    `certified` (certified, limited, failed, expired or not certified), `certified_reason`, and `certified_limit` in
+    tokens of a prompt; `excluded` are the devices that the model may not run on, and why.
     """
 
     status: Literal["ready", "degraded", "starting", "draining", "failed"]
     reason: str | None = None
     version: str
     uptime_s: float | None = None
+    faults: list[str] | None = None
     devices: list[dict[str, Any]] | None = None
     models: list[dict[str, Any]] | None = None
     npu: dict[str, Any] | None = None

@@ -26,7 +26,7 @@ from worker_node.core.types import NOTHING, Device, Feature
 from worker_node.engines.isolation import Isolation, Suspects
 from worker_node.engines.protocol import EngineState
 from worker_node.engines.supervisor import Engine
-from worker_node.models.passports import Standing
+from worker_node.models.passports import NOT_CERTIFIED, Standing
 from worker_node.scheduling.admission import Admission
 
 # Until a load has been timed: a process that starts and imports OpenVINO, then reads and compiles the weights.
@@ -58,18 +58,15 @@ class LoadRequest:
     shortage: str | None = None
 
 
-_UNKNOWN = Standing("not certified", "no passport was looked for")
-
-
 @dataclass(eq=False, slots=True)
 class Placement:
     """`prompt_limit` and `total_limit` are tokens, for the prompt, and for prompt and answer together.
 
     `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it, an `eager` one
-    at start-up. `standing` is what the passports said of it when it was built, `notes` what else was found then.
-    `options` are what the settings set for its engine. `suspects` are those of the model, shared by its placements.
-    `parts` say where each part of the model runs, if not all of it runs on `device`. All times are monotonic seconds of
-    `clock`, all sizes bytes.
+    at start-up. `standing` is what the passports said of it when it was built, `notes` what else was found then,
+    `faults` the faults on demand of its engine, in words. `options` are what the settings set for its engine.
+    `suspects` are those of the model, shared by its placements. `parts` say where each part of the model runs, if not
+    all of it runs on `device`. All times are monotonic seconds of `clock`, all sizes bytes.
     """
 
     device: Device
@@ -80,8 +77,9 @@ class Placement:
     emulated: bool = False
     on_demand: bool = False
     eager: bool = False
-    standing: Standing = _UNKNOWN
+    standing: Standing = NOT_CERTIFIED
     notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     lacks: frozenset[Feature] = NOTHING
     parts: Mapping[str, Device] = field(default_factory=dict)
@@ -217,8 +215,8 @@ class Placement:
         """
         status, load_s = self.engine.status, self.expected_load_s()
         if self.on_change is None or not status.state.loadable:
-            if self.load_s is None and status.load_seconds is not None:
-                load_s = status.load_seconds
+            if self.load_s is None and status.loaded is not None:
+                load_s = status.loaded.seconds
         elif self.loading_since is not None:
             return max(0.5, self.loading_since + load_s - self.clock())
         if status.state.loadable:
@@ -229,7 +227,7 @@ class Placement:
     def _returns(self) -> bool:
         """Whether it served and is started again after a pause."""
         status = self.engine.status
-        return status.served and status.state is EngineState.BACKING_OFF
+        return status.loaded is not None and status.state is EngineState.BACKING_OFF
 
 
 async def first_change(placements: Sequence[Placement], until: float = math.inf) -> bool:

@@ -30,14 +30,16 @@ MODEL = {
     "capabilities": ["embedding"],
     "details": {"family": "bert", "quantization": "f32", "licence": "mit", "dimensions": 32},
 }
+FAULT = "garbage beyond_tokens=500"
 PASSPORT = {
     "certified": "limited",
     "certified_reason": "prompts up to 480 tokens",
     "certified_limit": 480,
+    "faults": [],
 }
 DEVICES = [
     {"device": "NPU", "state": "ready", "emulated": True, **PASSPORT},
-    {"device": "CPU", "state": "unloaded"},
+    {"device": "CPU", "state": "unloaded", "faults": [FAULT]},
 ]
 LOADED = MODEL | {"state": "ready", "loaded": True, "devices": DEVICES, "memory": {"bytes": 51_000_000}}
 FAILED = {"id": "broken", "aliases": [], "state": "failed", "reason": "its weights are missing", "devices": []}
@@ -136,9 +138,10 @@ def test_list_shows_what_is_installed_and_what_of_it_is_loaded(api, capsys):
 
 def test_ps_shows_where_and_until_when(api, capsys):
     assert main(["ps"]) == 0
-    head, row = capsys.readouterr().out.splitlines()
+    head, row, faults = capsys.readouterr().out.splitlines()
     assert head.split() == ["NAME", "MEMORY", "DEVICE", "CONTEXT", "CERTIFIED", "UNLOADED"]
     assert re.split("  +", row) == ["tiny", "51 MB", "NPU (emulated)", "48", "limited to 480 tokens", "by hand"]
+    assert faults == f"This node has faults on demand: {FAULT}"
     assert main(["ps", "--json"]) == 0
     [shown] = json.loads(capsys.readouterr().out)
     assert shown["expires_in_s"] is None

@@ -6,32 +6,21 @@ import pytest
 
 from tests.support.scripted_hub import COMMIT, Repository
 from worker_node.core.errors import DownloadFailed, HashMismatch
-from worker_node.core.types import Silent
+from worker_node.core.types import Progress
 from worker_node.models import disk
 from worker_node.models.catalog import HubReference, SourceFormat
 from worker_node.models.downloads import fetch_head, list_repository
 from worker_node.models.pull import fetch_hub
 
 WEIGHTS = bytes(range(256)) * 2048
-OPENVINO = {
-    "openvino_model.xml": b"<net/>",
-    "openvino_model.bin": WEIGHTS,
-    "openvino_tokenizer.xml": b"<t/>",
-    "openvino_tokenizer.bin": b"t",
-    "openvino_detokenizer.xml": b"<d/>",
-    "openvino_detokenizer.bin": b"d",
-    "config.json": b"{}",
-    "README.md": b"not wanted",
-    "pytorch_model.bin": b"not wanted",
-    "onnx/model.onnx": b"not wanted",
-    "sub/openvino_model.bin": b"not wanted",
-    "model.safetensors": b"not wanted",
-    "chat_template.jinja": b"template",
-}
+GRAPHS = {f"openvino_{part}.xml": b"<net/>" for part in ("model", "tokenizer", "detokenizer")}
+WANTED = GRAPHS | {name.replace(".xml", ".bin"): b"w" for name in GRAPHS} | {"openvino_model.bin": WEIGHTS}
+WANTED |= {"config.json": b"{}", "chat_template.jinja": b"template"}
+OTHERS = ("README.md", "pytorch_model.bin", "onnx/model.onnx", "sub/openvino_model.bin", "model.safetensors")
 REFERENCE = HubReference("maker/model")
 
 
-class Recorder(Silent):
+class Recorder(Progress):
     """Progress that remembers."""
 
     def __init__(self):
@@ -53,16 +42,17 @@ def waits(monkeypatch):
 
 @pytest.fixture
 def repository(hub):
-    hub.repositories["maker/model"] = repository = Repository(dict(OPENVINO), card={"license": "mit"})
+    hub.repositories["maker/model"] = repository = Repository(
+        WANTED | dict.fromkeys(OTHERS, b"not wanted"), card={"license": "mit"}
+    )
     return repository
 
 
 def test_an_openvino_directory_arrives_verified_and_without_anything_else(hub, repository, tmp_path):
     progress = Recorder()
     arrived = fetch_hub(REFERENCE, tmp_path / "d", progress)
-    wanted = {name for name in OPENVINO if name.startswith(("openvino_", "config", "chat_template"))}
     assert arrived.format is SourceFormat.OPENVINO
-    assert arrived.hashes == {name: hashlib.sha256(OPENVINO[name]).hexdigest() for name in wanted}
+    assert arrived.hashes == {name: hashlib.sha256(content).hexdigest() for name, content in WANTED.items()}
     assert (tmp_path / "d/openvino_model.bin").read_bytes() == WEIGHTS
     assert not (tmp_path / "d/README.md").exists()
     assert (arrived.licence, arrived.origin) == ("mit", f"hub maker/model@{COMMIT}")
@@ -77,7 +67,7 @@ def spans(hub):
 
 def test_a_cut_connection_is_continued_where_it_broke(hub, repository, tmp_path):
     hub.cuts["openvino_model.bin"] = [300_000, 100_000, 100_000]
-    fetch_hub(REFERENCE, tmp_path / "d", Silent())
+    fetch_hub(REFERENCE, tmp_path / "d", Progress())
     assert (tmp_path / "d/openvino_model.bin").read_bytes() == WEIGHTS
     assert spans(hub) == [f"bytes={start}-{len(WEIGHTS) - 1}" for start in (0, 300_000, 400_000, 500_000)]
 
@@ -85,24 +75,20 @@ def test_a_cut_connection_is_continued_where_it_broke(hub, repository, tmp_path)
 def test_a_pull_that_failed_is_continued_by_the_next_one(hub, repository, tmp_path, waits):
     hub.cuts["openvino_model.bin"] = [300_000, *[0] * 20]
     with pytest.raises(DownloadFailed, match=r"0\.3 MB arrived and are kept: pull again to continue"):
-        fetch_hub(REFERENCE, tmp_path / "d", Silent())
+        fetch_hub(REFERENCE, tmp_path / "d", Progress())
     assert waits == [1.0] * 5, "five retries since the last byte"
     hub.cuts.clear()
     hub.asked.clear()
-    fetch_hub(REFERENCE, tmp_path / "d", Silent())
+    fetch_hub(REFERENCE, tmp_path / "d", Progress())
     assert (tmp_path / "d/openvino_model.bin").read_bytes() == WEIGHTS
     assert spans(hub) == [f"bytes=300000-{len(WEIGHTS) - 1}"]
 
 
-def test_a_server_without_ranges_sends_it_all_again(hub, repository, tmp_path):
+def test_a_server_without_ranges_sends_it_all_again_and_no_more_than_was_asked_for_is_kept(hub, repository, tmp_path):
     hub.ignore_ranges = True
     hub.cuts["openvino_model.bin"] = [300_000]
-    fetch_hub(REFERENCE, tmp_path / "d", Silent())
+    fetch_hub(REFERENCE, tmp_path / "d", Progress())
     assert (tmp_path / "d/openvino_model.bin").read_bytes() == WEIGHTS
-
-
-def test_no_more_than_what_was_asked_for_is_kept_of_an_answer(hub, repository, tmp_path):
-    hub.ignore_ranges = True
     listing = list_repository(REFERENCE)
     (weights,) = [file for file in listing.files if file.path == "openvino_model.bin"]
     assert fetch_head(REFERENCE, listing, weights, tmp_path, 1000).read_bytes() == WEIGHTS[:1000]
@@ -110,18 +96,18 @@ def test_no_more_than_what_was_asked_for_is_kept_of_an_answer(hub, repository, t
 
 def test_only_a_busy_server_is_asked_again(hub, repository, tmp_path):
     hub.statuses["openvino_model.bin"] = [503, 429]
-    fetch_hub(REFERENCE, tmp_path / "d", Silent())
+    fetch_hub(REFERENCE, tmp_path / "d", Progress())
     hub.statuses["openvino_model.bin"] = [418]
     hub.asked.clear()
     with pytest.raises(DownloadFailed, match="418"):
-        fetch_hub(REFERENCE, tmp_path / "other", Silent())
+        fetch_hub(REFERENCE, tmp_path / "other", Progress())
     assert len(spans(hub)) == 1
 
 
 def test_a_disk_that_is_too_small_is_said_before_the_file_comes(hub, repository, tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "free_space", lambda _: 1_000_000)
     with pytest.raises(DownloadFailed, match="NPU_NODE_MODEL_STORE"):
-        fetch_hub(REFERENCE, tmp_path / "d", Silent())
+        fetch_hub(REFERENCE, tmp_path / "d", Progress())
     assert not (tmp_path / "d/openvino_model.bin").exists()
 
 
@@ -129,7 +115,7 @@ def test_a_disk_that_is_too_small_is_said_before_the_file_comes(hub, repository,
 def test_a_file_that_is_not_the_declared_one_is_rejected_and_removed(hub, repository, tmp_path, name):
     repository.declared = {name: "0" * 64}
     with pytest.raises(HashMismatch, match=name):
-        fetch_hub(REFERENCE, tmp_path / "d", Silent())
+        fetch_hub(REFERENCE, tmp_path / "d", Progress())
     assert not (tmp_path / "d" / name).exists()
 
 
@@ -148,7 +134,7 @@ def test_what_the_hub_refuses_is_said_in_its_words(hub, repository, tmp_path, mo
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(DownloadFailed, match=rf"(?i){reason}.*HF_TOKEN.*licence") as caught:
-        fetch_hub(reference, tmp_path / "d", Silent())
+        fetch_hub(reference, tmp_path / "d", Progress())
     assert "hf_" not in caught.value.message
     assert str(reference) in caught.value.message
 
@@ -157,10 +143,10 @@ def test_a_gated_repository_opens_for_the_token_of_a_member(hub, repository, tmp
     repository.gated = True
     hub.members.add("hf_member")
     monkeypatch.setenv("HF_TOKEN", "hf_member")
-    assert fetch_hub(REFERENCE, tmp_path / "d", Silent()).format is SourceFormat.OPENVINO
+    assert fetch_hub(REFERENCE, tmp_path / "d", Progress()).format is SourceFormat.OPENVINO
 
 
 def test_a_hub_that_cannot_be_reached_says_what_to_check(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(DownloadFailed, match=r"http://127.0.0.1:9: ConnectError.*HF_ENDPOINT"):
-        fetch_hub(REFERENCE, tmp_path / "d", Silent())
+        fetch_hub(REFERENCE, tmp_path / "d", Progress())
