@@ -10,7 +10,7 @@ from worker_node.core.errors import BadRequest, DeadlineExceeded
 from worker_node.core.types import Busy, Device, Timing, Usage
 from worker_node.http.context import STATE, RequestState, busy_fields, request_context
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.answer import Finished, FinishReason
+from worker_node.tasks.generate.blocks import Finished, FinishReason
 from worker_node.tasks.generate.http.replies import busy_of
 
 

@@ -17,8 +17,8 @@ from worker_node.http.replies import Reply, anthropic_error, json_response
 from worker_node.http.routes import JSON, ApiOperation
 from worker_node.http.sse import event_frame
 from worker_node.structured_output.form import FormPart
-from worker_node.tasks.generate.answer import Block as AnswerBlock
-from worker_node.tasks.generate.answer import BlockKind, Closed, Finished, FinishReason, Grown, Opened
+from worker_node.tasks.generate.blocks import Block as AnswerBlock
+from worker_node.tasks.generate.blocks import BlockKind, Closed, Finished, FinishReason, Grown, Opened
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import MAX_TOOLS, OtherTool, except_types, past_arguments, tool_use

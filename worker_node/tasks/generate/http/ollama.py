@@ -25,7 +25,7 @@ from worker_node.http.sse import LineStream, line
 from worker_node.manager.served import ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.structured_output.form import FormPart
-from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished, FinishReason, Grown, TokenLogprob
+from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, TokenLogprob
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import FunctionFields, past_arguments, tool_of
 from worker_node.tasks.generate.http.parameters import ContextLength, KeepAlive, RepetitionPenalty, SamplingBody

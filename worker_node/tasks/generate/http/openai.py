@@ -20,7 +20,7 @@ from worker_node.http.body import Table, Unsupported, read_body
 from worker_node.http.context import busy_fields, request_context
 from worker_node.http.replies import OpenAIUsage, Reply, describe_error
 from worker_node.http.sse import event_frame
-from worker_node.tasks.generate.answer import Block, BlockKind, Event, Finished, Grown, Opened
+from worker_node.tasks.generate.blocks import Block, BlockKind, Event, Finished, Grown, Opened
 from worker_node.tasks.generate.http.conversation import (
     NO_TEMPLATE,
     AllowedChoice,

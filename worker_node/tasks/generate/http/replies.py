@@ -17,7 +17,7 @@ from worker_node.http.context import NODE, route_headers
 from worker_node.http.replies import json_response
 from worker_node.http.routes import EVENTS, JSON, ApiOperation, Model
 from worker_node.http.sse import EventStream, LineStream
-from worker_node.tasks.generate.answer import Event, Finished, TokenLogprob
+from worker_node.tasks.generate.blocks import Event, Finished, TokenLogprob
 from worker_node.tasks.generate.request import GenerationRequest
 from worker_node.tasks.generate.service import Choices, generate_choices
 
