@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
@@ -167,6 +167,14 @@ def timing_ms(timing: Timing, *stages: str) -> dict[str, float | None]:
     """Milliseconds of these stages; None where a stage did not happen."""
     values = {stage: getattr(timing, stage) for stage in stages}
     return {stage: None if value is None else round(value, 3) for stage, value in values.items()}
+
+
+def busy_of(parts: Sequence[Busy]) -> Busy:
+    """The NPU's busy time over the generations of one request."""
+    busy = parts[0]
+    for part in parts[1:]:
+        busy = busy.plus(part)
+    return busy
 
 
 def busy_fields(busy: Busy) -> dict[str, int | bool]:

@@ -496,12 +496,12 @@ class Reader:
     async def _attempt(self, answer: Answer) -> AsyncGenerator[list[BlockEvent], None]:
         """Read one attempt into the answer, and yield its changes."""
         execution = self.execution
-        route = execution.selection.route
+        route, job = execution.selection.route, self._job()
         counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
         # Admission and metrics hear of the first token, of the end, and from time to time between them.
         report_at = 0.0
         try:
-            async with execution.attempt(self._job(), TokenDelta) as deltas:
+            async with execution.attempt(job, TokenDelta) as deltas:
                 async for delta in deltas:
                     execution.sent = self.stream
                     changes = answer.push(delta)

@@ -336,7 +336,7 @@ class RenderingBody(DialectBody):
         variables = self.chat_template_kwargs or {}
         if taken := sorted(_RESERVED & variables.keys()):
             raise BadRequest(f"chat_template_kwargs: {taken[0]} is set by the node", param="chat_template_kwargs")
-        if nested_deeper(variables, _MAX_NESTING) or len(orjson.dumps(variables)) > _MAX_BYTES:
+        if variables and (nested_deeper(variables, _MAX_NESTING) or len(orjson.dumps(variables)) > _MAX_BYTES):
             raise BadRequest(
                 f"chat_template_kwargs: at most {_MAX_BYTES} bytes of JSON, nested at most {_MAX_NESTING} levels deep",
                 param="chat_template_kwargs",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 import orjson
@@ -252,7 +253,7 @@ class SamplingFields(SamplingBody):
     json_schema: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    @property
+    @cached_property
     def generations(self) -> int:
         """How many answers are generated for a prompt; of more than `n` the best are returned."""
         return (None if self.use_beam_search else self.best_of) or self.n or 1
