@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import subprocess
 
 import httpx
 import pytest
@@ -11,11 +10,10 @@ import pytest
 from tests.real.colour_vision import kept_colours
 from tests.support.cross_encoders import write_minilm
 from tests.support.faulty_runner import faulty_environment
-from tests.support.nodes import NPU_NODE, start_node
+from tests.support.nodes import run_node_command, start_node
 from tests.support.whisper import MODEL as WHISPER
-from tests.support.whisper import install_whisper
+from worker_node.cli.main import main
 from worker_node.models.passports import Passport, PassportStore
-from worker_node.models.store import ModelStore
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900), pytest.mark.usefixtures("store")]
 
@@ -41,8 +39,7 @@ def emulated(directory):
 
 
 def run(*words, status=0, **variables):
-    environment = os.environ | {"NPU_NODE_CONFIG": ""} | variables
-    done = subprocess.run([*NPU_NODE, *map(str, words)], capture_output=True, text=True, env=environment, check=False)
+    done = run_node_command(words, env=os.environ | variables)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
 
@@ -132,11 +129,10 @@ FAULTS = [
 @pytest.mark.parametrize(
     ("model", "fault", "check", "said"), FAULTS, ids=[f"{model} {fault}" for model, fault, _, _ in FAULTS]
 )
-def test_each_fault_of_an_engine_is_found_and_named(tmp_path, emulated, model, fault, check, said):
-    if model == WHISPER:
-        install_whisper(ModelStore())
+def test_each_fault_of_an_engine_is_found_and_named(tmp_path, emulated, speech_store, model, fault, check, said):
     words = ["certify", model, "--config", emulated, "--quick", *only(check), "--out", tmp_path]
-    run(*words, status=1, **faulty_environment(tmp_path, **fault))
+    faults = faulty_environment(tmp_path, **fault)
+    run(*words, status=1, NPU_NODE_MODEL_STORE=str(speech_store.root), **faults)
     report, checks = passport_of(tmp_path, model, "report")
     assert (report["verdict"], checks[check]["status"]) == ("failed", "failed")
     assert said in checks[check]["detail"]
@@ -205,14 +201,23 @@ def test_other_kinds_are_compared_with_this_cpu(tmp_path, by_path, model, check)
     assert passport_of(tmp_path, model, "report")[1][check]["status"] == "failed"
 
 
-def refused(*words, **variables):
-    command = [*NPU_NODE, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | variables)
-    assert done.returncode == 1, done.stderr
-    return done.stderr
+@pytest.fixture
+def refused(capsys, monkeypatch):
+    """A function that runs a command, which must fail, in this process; what it says."""
+
+    def run(*words, status=1, **variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        try:
+            assert main([str(word) for word in words]) == status
+        except SystemExit as ended:
+            assert ended.code == status
+        return capsys.readouterr().err
+
+    return run
 
 
-def test_a_reference_is_of_the_same_weights_and_complete(tmp_path, emulated):
+def test_a_reference_is_of_the_same_weights_and_complete(refused, tmp_path, emulated):
     words = ["certify", EMBEDDER, "--config", emulated, "--out", tmp_path, "--reference", tmp_path / "r.gz"]
     (tmp_path / "r.gz").write_bytes(gzip.compress(json.dumps({"key": "another", "answers": {}}).encode()))
     assert "must hold answers for" in refused(*words)
@@ -220,10 +225,13 @@ def test_a_reference_is_of_the_same_weights_and_complete(tmp_path, emulated):
     assert "must be a file that --make-reference wrote" in refused(*words)
 
 
-def test_results_that_could_not_be_written_are_refused_before_anything_is_loaded(tmp_path, emulated):
+def test_wrong_arguments_are_refused_before_anything_is_loaded(refused, tmp_path, emulated):
     (tmp_path / "file").touch()
     words = ["certify", EMBEDDER, "--config", emulated, "--out"]
     assert "results must go to directories that can be written" in refused(*words, tmp_path / "file")
+    assert "--check must be one of agreement with the CPU, " in refused(*words, tmp_path, "--check", "luck")
+    for minutes in ("-1", "nan", "inf"):
+        assert "must be from 0 to 1440 minutes" in refused("certify", "--endurance", minutes, status=2)
     kept = {"NPU_NODE_PASSPORTS": str(tmp_path / "file" / "passports")}
     assert "cannot be written" in refused(*words, tmp_path, **kept)
 
@@ -236,16 +244,3 @@ def test_a_model_of_the_settings_is_found_by_every_name(tmp_path, emulated):
     run(*words, NPU_NODE_MODELS=models.replace("minilm", EMBEDDER))
     second, _ = passport_of(tmp_path, EMBEDDER, "report")
     assert first["settings_hash"] == second["settings_hash"]
-
-
-@pytest.mark.parametrize("minutes", ["-1", "nan", "inf"])
-def test_endurance_is_a_time(minutes):
-    command = [*NPU_NODE, "certify", "--endurance", minutes]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "must be from 0 to 1440 minutes" in done.stderr
-
-
-def test_a_check_must_exist(tmp_path, emulated):
-    words = ["certify", EMBEDDER, "--config", emulated, "--out", tmp_path, "--check", "luck"]
-    assert "--check must be one of agreement with the CPU, " in refused(*words)
