@@ -38,7 +38,7 @@ class NodeStatus:
 
     `status` is the node's own word, or "unknown" before its first probe, "unreachable" when that failed; `usable` says
     whether requests go there; `trouble` why not. `in_flight` counts this client's requests. `ejected`: its models that
-    get no requests for a while, and why.
+    get no requests for a while, and why. `faults` are the faults on demand that the node was started with.
     """
 
     url: str
@@ -51,6 +51,7 @@ class NodeStatus:
     models: tuple[ModelReport, ...]
     devices: tuple[DeviceReport, ...]
     ejected: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, node: Node) -> NodeStatus:
@@ -71,6 +72,7 @@ class NodeStatus:
             ejected={
                 model: str(available.reason) for model, available in node.of_models.items() if not available.admits()
             },
+            faults=report.faults if report else (),
         )
 
 

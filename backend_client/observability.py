@@ -49,7 +49,7 @@ from backend_client.fleet.node import BreakerState
 from backend_client.http.messages import Request
 from backend_client.http.replies import Forwarded, asks_for_stream
 from backend_client.http.routes import ROUTES
-from backend_client.http.stream_forms import EventStream, finish_reason_in
+from backend_client.http.stream_forms import EventStream, StreamEvent, finish_reason_in
 from backend_client.lifetime import STARTED, owning
 from backend_client.results import Attempt, EmbedBatch, Origin, RawReply, Source, Usage
 from backend_client.sync import Blocking
@@ -176,7 +176,7 @@ class _ObservedBackend:
             if isinstance(found.content, bytes):
                 seen.answered(found.origin_now(), found.count.usage, "")
                 return found
-            return replace(found, content=_follow_bytes(found, found.content, seen, observed.pop_all()))
+            return replace(found, content=_follow(found.content, seen, observed.pop_all(), found))
 
     async def close(self) -> None:
         """Close what is inside."""
@@ -243,33 +243,23 @@ def _observes(backend: Backend, metrics: Metrics) -> bool:
 
 
 @owning
-async def _follow(events: EventStream, seen: _Observation, observed: ExitStack) -> EventStream:
-    reason = ""
+async def _follow(
+    items: AsyncGenerator[Any, None], seen: _Observation, observed: ExitStack, found: Forwarded | None = None
+) -> AsyncGenerator[Any, None]:
+    """The items of a stream, of events or the bytes that were `found`, observed to the last one."""
     with observed:
         try:
             yield STARTED
-            async for item in events:
-                if isinstance(item, RawReply):
-                    seen.answered(item, item.usage, reason)
-                else:
-                    reason = item.finish_reason or reason
+            async for item in items:
+                if isinstance(item, StreamEvent):
+                    seen.finish_reason = item.finish_reason or seen.finish_reason
+                elif isinstance(item, RawReply):
+                    seen.answered(item, item.usage, seen.finish_reason)
                 yield item
+            if found is not None:
+                seen.answered(found.origin_now(), found.count.usage, "")
         finally:
-            await events.aclose()
-
-
-@owning
-async def _follow_bytes(
-    found: Forwarded, content: AsyncGenerator[bytes, None], seen: _Observation, observed: ExitStack
-) -> AsyncGenerator[bytes, None]:
-    with observed:
-        try:
-            yield STARTED
-            async for part in content:
-                yield part
-            seen.answered(found.origin_now(), found.count.usage, "")
-        finally:
-            await content.aclose()
+            await items.aclose()
 
 
 _Attributes = dict[str, AttributeValue]

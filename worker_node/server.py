@@ -43,6 +43,7 @@ from worker_node.serving.build import (
     configured_models,
     memory_budgets,
 )
+from worker_node.serving.faults import check_faults
 from worker_node.serving.run import Services, TaskParts
 from worker_node.serving.task import served_task
 from worker_node.settings import NodeSettings
@@ -188,6 +189,7 @@ async def hosted_node(
 
         machine = Machine(settings, found, npu)
         models = profile.models(machine)
+        check_faults(settings, [model.name if isinstance(model, FailedModel) else model.id for model in models])
 
         budgets = memory_budgets(None, found)
         manager = ModelManager(

@@ -59,6 +59,7 @@ class _NodeState(BaseModel):
     """The parts of a node's state that the page goes through: a node of another shape would stop it for all nodes."""
 
     kind: Literal["node"]
+    faults: list[str] | None = None
     models: list[_Model] | None = None
     history: dict[str, list[float | None] | float | None] | None = None
     devices: _Rows | None = None
@@ -115,6 +116,7 @@ class Fleet:
             "state_trouble": trouble,
             "models": [model.model_dump() for model in node.models],
             "devices": [device.model_dump() for device in node.devices],
+            "faults": node.faults,
         }
 
 

@@ -282,7 +282,7 @@ async def health(args: argparse.Namespace, settings: ClientSettings) -> int:
 
 
 def render(nodes: tuple[NodeStatus, ...]) -> str:
-    """The table, and a line for each thing to know of a node: trouble, what is not as certified."""
+    """The table, and a line for each thing to know of a node: trouble, faults on demand, what is not as certified."""
     rows = [row for node in nodes for row in _rows(node)]
     remarks = [f"{node.url}: {remark}" for node in nodes for remark in (_trouble(node), *_remarks(node)) if remark]
     return "\n".join([table(_HEAD, rows), *remarks])
@@ -296,6 +296,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _remarks(node: NodeStatus) -> Iterator[str]:
+    if node.faults:
+        yield f"has faults on demand: {'; '.join(node.faults)}"
     for name, why in node.ejected.items():
         yield f"{name} is ejected: {why}"
     for model in node.models:

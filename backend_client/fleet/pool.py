@@ -127,7 +127,7 @@ class Pool:
             # Nothing but another request can show that such a node recovered, while its probes pass all the time.
             longest = None if node.probe_failures else self.options.breaker.longest_probed
             if node.availability.failed(lease.ticket, error.failure, error.what, longest):
-                self._ejected(node)
+                _log_ejection(f"node {node.url}", node.availability)
             return
         answered = error is None or isinstance(error, NodeError) or (isinstance(error, RequestRejected) and error.node)
         if lease.lost or isinstance(error, AttemptTimeout) or not answered:
@@ -193,7 +193,7 @@ class Pool:
             self._eject(lease, error.what)
         elif isinstance(error, NodeError) and error.failure is FailureKind.SERVER:
             if lease.available.failed(lease.model_ticket, error.failure, error.what):
-                self._ejected_model(lease)
+                _log_ejection(f"{lease.model} on node {lease.node.url}", lease.available)
         else:
             lease.available.abandoned(lease.model_ticket)
 
@@ -201,11 +201,7 @@ class Pool:
         """Send the model no requests on this node for a while. Requests sent before its ejection tell nothing new."""
         if lease.available.closed or lease.model_ticket:
             lease.available.trip(why)
-            self._ejected_model(lease)
-
-    def _ejected_model(self, lease: Lease) -> None:
-        found, node = lease.available, lease.node.url
-        log.warning("%s on node %s is ejected for %.1f s: %s", lease.model, node, found.opens_in, found.reason)
+            _log_ejection(f"{lease.model} on node {lease.node.url}", lease.available)
 
     def probe_passed(self, node: Node, report: HealthReport, *, began: float) -> None:
         """A probe, begun then, brought a report (of a node that serves, or says that it does not)."""
@@ -237,7 +233,7 @@ class Pool:
             node.availability.closed and node.probe_failures >= self.options.probe.failures
         ):
             node.availability.trip(why)
-            self._ejected(node)
+            _log_ejection(f"node {node.url}", node.availability)
             for lease in list(self._leases.get(node.url, ())):
                 lease.lost = True
                 if lease.on_lost is not None:
@@ -247,9 +243,9 @@ class Pool:
         node.probed = True
         node.checked_at = self.clock()
 
-    def _ejected(self, node: Node) -> None:
-        found = node.availability
-        log.warning("node %s is ejected for %.1f s: %s", node.url, found.opens_in, found.reason)
+
+def _log_ejection(what: str, availability: Availability) -> None:
+    log.warning("%s is ejected for %.1f s: %s", what, availability.opens_in, availability.reason)
 
 
 class RefusalReason(Enum):

@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import signal
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from backend_client.client import InferenceClient
 from backend_client.errors import INSTALL_EXTRA, ConfigurationError
-from backend_client.gateway.keys import KeyFile, KeyStore, Registry
+from backend_client.gateway.keys import KeyEntry, KeyFile, KeyStore, Registry
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.settings import ClientSettings
 
@@ -39,47 +39,51 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", type=int, help="port to listen on (8090)")
     serve.add_argument("--node", dest="nodes", action="append", metavar="URL", help="a node; may be given again")
     serve.set_defaults(run=_serve)
-    keys = commands.add_parser("keys", help="make, list and end the keys of teams")
-    keys.add_argument("--keys", type=Path, help="their file (NPU_GATEWAY_KEYS)")
-    actions = keys.add_subparsers(title="actions", metavar="ACTION", required=True)
-    add = actions.add_parser("add", help="make a key for a team; it is shown once")
-    add.add_argument("team")
+    actions = _add_actions(commands, "keys", "make, list and end the keys of teams", _change_keys)
+    add = _add_action(actions, "add", "make a key for a team; it is shown once", "team")
     add.add_argument(
         "--model", dest="models", action="append", default=[], help="only these models; may be given again"
     )
     add.add_argument("--no-cloud", action="store_true", help="its requests never leave the nodes")
     for name in ("requests", "tokens"):
-        add.add_argument(
-            f"--{name}", type=int, default=0, metavar="N", help=f"{name} a minute; 0 (default) is no limit"
-        )
+        what = f"{name} a minute; 0 (default) is no limit"
+        add.add_argument(f"--{name}", type=int, default=0, metavar="N", help=what)
     add.add_argument("--spend-cap", type=_amount, metavar="AMOUNT", help="what the cloud may cost in a month (UTC)")
     add.add_argument("--admin", action="store_true", help="it sees the usage of all teams")
-    add.set_defaults(run=_add)
-    actions.add_parser("list", help="all keys, without the keys themselves").set_defaults(run=_list)
-    for name, what, run in (
-        ("revoke", "end a key at once", _revoke),
-        ("rotate", "replace a key by a new one", _rotate),
-    ):
-        action = actions.add_parser(name, help=what)
-        action.add_argument("prefix", help="as `list` shows it")
-        action.set_defaults(run=run)
-        if name == "rotate":
-            action.add_argument("--overlap", type=float, default=0.0, metavar="S", help="the old one holds so long (0)")
-    nodes = commands.add_parser("nodes", help="enrol nodes that announce themselves, list, drain and remove them")
-    nodes.add_argument("--keys", type=Path, help="the file that holds them (NPU_GATEWAY_KEYS)")
-    actions = nodes.add_subparsers(title="actions", metavar="ACTION", required=True)
-    actions.add_parser("list", help="all nodes, and where they are").set_defaults(run=_list_nodes)
-    for name, what in (
-        ("enrol", "make the key of a node; it is shown once"),
-        ("drain", "send a node no more requests"),
-        ("resume", "let a drained node have requests again"),
-        ("remove", "end an enrolment"),
-    ):
-        action = actions.add_parser(name, help=what)
-        action.add_argument("name")
-        action.set_defaults(run=_change_node, action=name)
-        if name == "enrol":
-            action.add_argument("--port", type=int, default=8081, help="the only port it may announce (8081)")
+    _add_action(actions, "list", "all keys, without the keys themselves")
+    _add_action(actions, "revoke", "end a key at once", "prefix")
+    rotate = _add_action(actions, "rotate", "replace a key by a new one", "prefix")
+    rotate.add_argument("--overlap", type=float, default=0.0, metavar="S", help="the old one holds so long (0)")
+
+    what = "enrol nodes that announce themselves, list, drain and remove them"
+    actions = _add_actions(commands, "nodes", what, _change_nodes)
+    _add_action(actions, "list", "all nodes, and where they are")
+    enrol = _add_action(actions, "enrol", "make the key of a node; it is shown once", "name")
+    enrol.add_argument("--port", type=int, default=8081, help="the only port it may announce (8081)")
+    _add_action(actions, "drain", "send a node no more requests", "name")
+    _add_action(actions, "resume", "let a drained node have requests again", "name")
+    _add_action(actions, "remove", "end an enrolment", "name")
+    return parser
+
+
+def _add_actions(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    what: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+    parser = commands.add_parser(name, help=what)
+    parser.add_argument("--keys", type=Path, help="the file of keys and nodes (NPU_GATEWAY_KEYS)")
+    parser.set_defaults(run=run)
+    return parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+
+
+def _add_action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, what: str, *arguments: str
+) -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, help=what)
+    for argument in arguments:
+        parser.add_argument(argument)
     return parser
 
 
@@ -165,56 +169,45 @@ def _path(args: argparse.Namespace) -> Path:
     return path
 
 
-def _add(args: argparse.Namespace) -> int:
-    rights = {"requests": args.requests, "tokens": args.tokens, "spend_cap": args.spend_cap, "admin": args.admin}
+def _change_keys(args: argparse.Namespace) -> int:
     with closing(KeyStore(_path(args))) as store:
-        print(store.add(args.team, args.models, cloud=not args.no_cloud, **rights))
+        if args.action == "add":
+            rights = {name: getattr(args, name) for name in ("requests", "tokens", "spend_cap", "admin")}
+            print(store.add(args.team, args.models, cloud=not args.no_cloud, **rights))
+        elif args.action == "rotate":
+            print(store.rotate(args.prefix, args.overlap))
+        elif args.action == "revoke":
+            store.revoke(args.prefix)
+        else:
+            for entry in store.list():
+                print(_shown(entry))
     return 0
 
 
-def _list(args: argparse.Namespace) -> int:
-    with closing(KeyStore(_path(args))) as store:
-        for entry in store.list():
-            team = entry.team
-            ends = "-" if entry.until is None else f"{datetime.fromtimestamp(entry.until, UTC):%Y-%m-%d %H:%M}"
-            cloud = "cloud" if team.cloud else "no cloud"
-            models = ", ".join(sorted(team.models)) or "all models"
-            limits = f"{team.requests or '-'} requests, {team.tokens or '-'} tokens a minute"
-            if team.spend_cap is not None:
-                cloud += f" up to {team.spend_cap} a month"
-            admin = ", admin" if team.admin else ""
-            print(f"{entry.prefix}  {team.name:24}  {cloud:8}  ends {ends:16}  {limits:40}  {models}{admin}")
-    return 0
+def _shown(entry: KeyEntry) -> str:
+    team = entry.team
+    ends = "-" if entry.until is None else f"{datetime.fromtimestamp(entry.until, UTC):%Y-%m-%d %H:%M}"
+    cloud = "cloud" if team.cloud else "no cloud"
+    models = ", ".join(sorted(team.models)) or "all models"
+    limits = f"{team.requests or '-'} requests, {team.tokens or '-'} tokens a minute"
+    if team.spend_cap is not None:
+        cloud += f" up to {team.spend_cap} a month"
+    admin = ", admin" if team.admin else ""
+    return f"{entry.prefix}  {team.name:24}  {cloud:8}  ends {ends:16}  {limits:40}  {models}{admin}"
 
 
-def _revoke(args: argparse.Namespace) -> int:
-    with closing(KeyStore(_path(args))) as store:
-        store.revoke(args.prefix)
-    return 0
-
-
-def _rotate(args: argparse.Namespace) -> int:
-    with closing(KeyStore(_path(args))) as store:
-        print(store.rotate(args.prefix, args.overlap))
-    return 0
-
-
-def _list_nodes(args: argparse.Namespace) -> int:
-    with closing(KeyFile(_path(args))) as file:
-        for node in Registry(file).list():
-            state = "drained" if node.drained else "live" if node.live else "silent"
-            labels = ", ".join(f"{name}={value}" for name, value in node.labels.items())
-            print(f"{node.name:24}  {state:8}  {node.url or '-':32}  {node.version or '-':12}  {labels}".rstrip())
-    return 0
-
-
-def _change_node(args: argparse.Namespace) -> int:
+def _change_nodes(args: argparse.Namespace) -> int:
     with closing(KeyFile(_path(args))) as file:
         registry = Registry(file)
         if args.action == "enrol":
             print(registry.enrol(args.name, args.port))
         elif args.action == "remove":
             registry.remove(args.name)
-        else:
+        elif args.action in {"drain", "resume"}:
             registry.drain(args.name, drained=args.action == "drain")
+        else:
+            for node in registry.list():
+                state = "drained" if node.drained else "live" if node.live else "silent"
+                labels = ", ".join(f"{name}={value}" for name, value in node.labels.items())
+                print(f"{node.name:24}  {state:8}  {node.url or '-':32}  {node.version or '-':12}  {labels}".rstrip())
     return 0

@@ -34,8 +34,8 @@ TEAM = web.RequestKey("team", Team)
 ID = web.RequestKey("id", str)
 # Gateways send it and refuse it: two that name each other as nodes would pass a request back and forth without end.
 HOP = "X-NPU-Gateway-Hop"
-# Asked of every node: what each lists is joined by name.
-_LISTS = {"/api/tags": "models", "/api/ps": "models"}
+# Asked of every node: the `models` that each lists are joined by name.
+_LISTS = ("/api/tags", "/api/ps")
 _SENT_ON = ("x-npu-", "anthropic-", "traceparent", "tracestate")
 _NOT_SENT_ON = frozenset({
     "x-npu-require-device", "x-npu-local-only", "x-npu-restart-wait-ms", "x-npu-start-timeout-ms",
@@ -274,7 +274,12 @@ class Forwarder:
             found = {id_: row for id_, row in found.items() if plain_name(id_) == wanted}
         rows = [row for id_, row in found.items() if _may_use(request[TEAM], id_)]
         if "anthropic-version" in request.headers:
-            rows = [_anthropic_model(row["id"]) for row in rows if row.get("kind") in {"generation", "vision"}]
+            made = "1970-01-01T00:00:00Z"
+            rows = [
+                {"type": "model", "id": row["id"], "display_name": row["id"], "created_at": made}
+                for row in rows
+                if row.get("kind") in {"generation", "vision"}
+            ]
             if name is None:
                 return web.json_response(_anthropic_page(rows, request.query))
         if name is None:
@@ -293,9 +298,8 @@ class Forwarder:
         return found
 
     async def _joined(self, request: web.Request) -> web.Response:
-        field = _LISTS[request.path]
-        rows = await self._rows(request.path, field, "name")
-        return web.json_response({field: [row for name, row in rows.items() if _may_use(request[TEAM], name)]})
+        rows = await self._rows(request.path, "models", "name")
+        return web.json_response({"models": [row for name, row in rows.items() if _may_use(request[TEAM], name)]})
 
     async def _of_any(self, request: web.Request) -> web.Response:
         """The reply of a node that has one, which says the same as the others."""
@@ -363,10 +367,6 @@ def _limit_of(request: web.Request) -> float | None:
 
 def _as_it_came(reply: Reply) -> web.Response:
     return web.Response(body=reply.body, status=reply.status, headers=passed_on(reply.headers))
-
-
-def _anthropic_model(name: str) -> dict[str, Any]:
-    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
 def _anthropic_page(rows: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:

@@ -112,9 +112,13 @@ def integer(value: str | None) -> int | None:
     return int(value) if value is not None and len(value) < 16 and value.isascii() and value.isdigit() else None
 
 
+OWN_IDS = f"req_{random.getrandbits(32):08x}"
+"""What the ids begin with that this process makes."""
+
+
 def new_request_id() -> str:
     """An id as nodes make them: `req_` and 24 hex digits. It must be unlike all others, not hard to guess."""
-    return f"req_{random.getrandbits(96):024x}"
+    return f"{OWN_IDS}{random.getrandbits(64):016x}"
 
 
 _COMMON = frozenset(CallOptions.__annotations__)
@@ -400,10 +404,14 @@ class ModelReport(_Part):
 
 
 class HealthReport(_Part):
-    """The body of /health. Raises pydantic.ValidationError for anything else."""
+    """The body of /health. Raises pydantic.ValidationError for anything else.
+
+    `faults` are the faults on demand that the node was started with.
+    """
 
     status: Literal["ready", "degraded", "starting", "draining", "failed"]
     version: Text | None = None
+    faults: tuple[Text, ...] = ()
     devices: tuple[DeviceReport, ...] = ()
     models: tuple[ModelReport, ...] = ()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import re
 import ssl
 from collections.abc import AsyncGenerator
 from contextvars import ContextVar
@@ -17,7 +16,7 @@ from pydantic import ValidationError
 from backend_client.errors import AttemptTimeout, BadReply, ConnectionLost, NodeError, NodeUnreachable
 from backend_client.http.addresses import Identity
 from backend_client.http.answers import read_json
-from backend_client.http.messages import GATEWAY, HealthReport, NotAnAnswer, Reply, new_request_id
+from backend_client.http.messages import GATEWAY, OWN_IDS, HealthReport, NotAnAnswer, Reply, new_request_id
 from backend_client.http.stream_forms import STREAMS
 from backend_client.options import ClientOptions
 
@@ -169,17 +168,14 @@ class CleanConnector(aiohttp.TCPConnector):
             connection.close()
 
 
-# Ids as nodes and this client make them. Proxies that give requests ids of their own use other forms.
-_OUR_ID = re.compile(r"req_[0-9a-f]{24}")
-
-
 def _check_id(node: str, sent: str, received: str | None) -> None:
     """Raise BadReply for a reply to another request, and close its connection.
 
     HTTP/1.1 pairs requests and replies by their order alone. One reply too many on a connection that is kept alive
-    would be taken for the answer to the next request: another text's vector. Nodes repeat the id of each request.
+    would be taken for the answer to the next request: another text's vector. Nodes repeat the id of each request. A
+    proxy may give it an id of its own, but never one that this process made for another.
     """
-    if received is not None and received != sent and _OUR_ID.fullmatch(received):
+    if received is not None and received != sent and received.startswith(OWN_IDS):
         break_connection()
         raise BadReply("the reply does not repeat the X-Request-ID that was sent: it is another request's", node=node)
 

@@ -72,16 +72,7 @@ class FallbackBackend:
     async def open(self, request: Request) -> EventStream:
         """The same as a stream; whichever sends the first part of the answer sends all."""
         events, before = await self._first(request, self._fleet.open, lambda cloud, wanted: cloud.open(wanted))
-        return self._counted_events(events, before)
-
-    @owning
-    async def _counted_events(self, events: EventStream, before: Attempts) -> EventStream:
-        try:
-            yield STARTED
-            async for item in events:
-                yield self._counted(item, before) if isinstance(item, RawReply) else item
-        finally:
-            await events.aclose()
+        return self._counting(events, before)
 
     async def forward(self, request: Request) -> Forwarded:
         """The reply to a request that came as bytes. A cloud's is in OpenAI's form."""
@@ -89,21 +80,23 @@ class FallbackBackend:
         found.attempts[:0] = before
         if found.origin.source == "node":
             if not isinstance(found.content, bytes):
-                return replace(found, content=self._counted_bytes(found, found.content))
+                return replace(found, content=self._counting(found.content, (), found))
             self._ledger.kept_local(found.count.usage)
         return found
 
     @owning
-    async def _counted_bytes(
-        self, found: Forwarded, content: AsyncGenerator[bytes, None]
-    ) -> AsyncGenerator[bytes, None]:
+    async def _counting(
+        self, items: AsyncGenerator[Any, None], before: Attempts, found: Forwarded | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """The items of a stream, of events or the bytes that were `found`, which is counted at its end."""
         try:
             yield STARTED
-            async for part in content:
-                yield part
-            self._ledger.kept_local(found.count.usage)
+            async for item in items:
+                yield self._counted(item, before) if isinstance(item, RawReply) else item
+            if found is not None:
+                self._ledger.kept_local(found.count.usage)
         finally:
-            await content.aclose()
+            await items.aclose()
 
     async def _first(
         self,

@@ -19,11 +19,11 @@ def test_a_model_that_is_missing_is_503_and_says_so(tmp_path):
         assert "OV_GENAI_NPU_MODEL" in reply["error"]
 
 
-def test_job_prints_json_of_its_form_and_the_proof_and_exits_0(quick_models):
+def test_run_prints_json_of_its_form_and_the_proof_and_exits_0(quick_models):
     # More than 5 s: the model is loaded for the emulated NPU, and its answer is long enough to be closed.
     text = "Disk /dev/sda1 is 97 % full on host web-3."
     wanted = ("--job", "notification", "--input", "-", "--max-new-tokens", "64")
-    done = run_command("job", *wanted, stdin=text, **quick_models)
+    done = run_command("run", *wanted, stdin=text, **quick_models)
     assert done.returncode == 0, done.stderr
     reply = json.loads(done.stdout)
     assert set(reply) - {"npu_busy_exclusive"} == KEYS
@@ -38,10 +38,10 @@ def test_job_prints_json_of_its_form_and_the_proof_and_exits_0(quick_models):
     assert value["summary"]
 
 
-def test_job_fails_without_proof(tmp_path, quick_models):
+def test_run_fails_without_proof(tmp_path, quick_models):
     (tmp_path / "npu_busy_time_us").write_text("7\n")
     still = run_command(
-        "job",
+        "run",
         "--job",
         "title",
         "--input",
@@ -57,8 +57,8 @@ def test_job_fails_without_proof(tmp_path, quick_models):
     assert CANARY not in still.stderr
 
 
-def test_job_refuses_what_http_refuses():
-    done = run_command("job", "--job", "title", "--input", "a", "--max-new-tokens", "257")
+def test_run_refuses_what_http_refuses():
+    done = run_command("run", "--job", "title", "--input", "a", "--max-new-tokens", "257")
     assert done.returncode == 1
     assert "from 1 to 256" in done.stderr
     assert not done.stdout

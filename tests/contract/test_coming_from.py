@@ -81,6 +81,7 @@ def test_the_defaults_beside_those_of_ovms_are_ours():
 
 REQUESTS = [
     ("best_of", {"best_of": 3, "n": 2, "temperature": 1.0}, 200),
+    ("best_of", {"best_of": 3, "use_beam_search": True, "length_penalty": 2.0}, 400),
     ("stream: true", {"best_of": 3, "stream": True}, 400),
 ]
 
@@ -94,6 +95,8 @@ async def test_parameters_of_a_request_to_ovms_are_answered_as_the_page_says(htt
             assert reply.status == status, answer
         if status == 200:
             assert len(answer["choices"]) == 2
+        if "use_beam_search" in fields:
+            assert "enable_prefix_caching = false" in answer["error"]["message"]
 
 
 async def test_metrics_like_those_of_ovms_are_by_model(http, node):

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from aiohttp import web
 
 from tests.faults.scripted_node import served_in_thread
 from tests.ops.scripted_page import HOSTILE, LONG, ScriptedState, engine, model, state_of
@@ -114,6 +115,7 @@ def test_one_line_says_what_serves_and_where(browser, serving, words):
         assert browser.leave() == []
 
 
+FAULTS = ["garbage device=NPU beyond_tokens=500", HOSTILE]
 MADE = "2026-09-01T10:00:00+00:00"
 # The level, the word and what is said of why, by what a node says.
 CERTIFIED = {
@@ -177,4 +179,46 @@ def test_a_model_that_no_device_may_run_is_shown_and_red(browser):
         assert "barred: not serving" in browser.text("#problems")
         assert "undefined" not in browser.text("body")
         assert "null" not in browser.text("#models")
+        assert browser.leave() == []
+
+
+@pytest.mark.parametrize("fleet", [False, True])
+def test_faults_on_demand_are_a_banner_and_stay_text(browser, fleet):
+    node = state_of([model("m", engine("ready"), state="ready")], "ready") | {"faults": FAULTS}
+    state, name = node, "This node"
+    if fleet:
+        name = "http://10.0.0.1:8081"
+        shown = {"url": name, "status": "ready", "usable": True, "breaker": "closed", "trouble": None, "state": node}
+        state = {"kind": "fleet", "at": node["at"], "version": "1", "nodes": [shown]}
+    scripted = ScriptedState(state)
+    with served_in_thread(scripted) as url:
+        browser.open(url + "/dashboard")
+        browser.wait("return document.getElementById('faults').checkVisibility()")
+        banner = browser.text("#faults")
+        assert banner.startswith(f"{name} has faults on demand: {FAULTS[0]}; ")
+        assert HOSTILE in banner
+        assert browser.run("return window.hit ?? null") is None
+        scripted.state = state | {"faults": []} if not fleet else state | {"nodes": []}
+        browser.wait("return !document.getElementById('faults').checkVisibility()")
+        assert browser.leave() == []
+
+
+def test_the_playground_has_the_banner_too_and_names_the_faults_of_an_answer(browser):
+    async def models(_request):
+        row = {"id": "m", "object": "model", "kind": "embedding", "capabilities": ["embedding"], "loaded": True}
+        return web.json_response({"object": "list", "data": [row]})
+
+    async def embeddings(_request):
+        headers = {"X-NPU-Node-Device": "NPU", "X-NPU-Node-Faults": "2"}
+        rows = [{"index": index, "embedding": [1.0, 0.0]} for index in range(4)]
+        return web.json_response({"data": rows, "usage": {"prompt_tokens": 1}}, headers=headers)
+
+    scripted = ScriptedState(state_of([model("m", engine("ready"), state="ready")], "ready") | {"faults": FAULTS})
+    scripted.routes = [web.get("/v1/models", models), web.post("/v1/embeddings", embeddings)]
+    with served_in_thread(scripted) as url:
+        browser.open(url + "/play")
+        browser.wait("return document.getElementById('faults').checkVisibility()")
+        assert browser.text("#faults").startswith("This node has faults on demand: garbage")
+        browser.run("document.querySelector('#embeddings .run').click()")
+        browser.wait("return document.getElementById('facts-list').innerText.includes('Faults on demand')")
         assert browser.leave() == []

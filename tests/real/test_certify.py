@@ -1,4 +1,4 @@
-"""npu-node certify with real engines: what is right is certified, and each fault of an engine is found and named."""
+"""npu-node certify with real engines: what is right is certified, and each fault on demand is found and named."""
 
 import gzip
 import json
@@ -9,7 +9,6 @@ import pytest
 
 from tests.real.colour_vision import kept_colours
 from tests.support.cross_encoders import write_minilm
-from tests.support.faulty_runner import faulty_environment
 from tests.support.nodes import run_node_command, start_node
 from tests.support.whisper import MODEL as WHISPER
 from worker_node.cli.main import main
@@ -113,28 +112,30 @@ def test_passports_are_listed_by_placement(tmp_path, emulated, certified):
 
 AGREEMENT = "agreement with the CPU"
 FAULTS = [
-    (EMBEDDER, {"kind": "garbage", "after": 1}, AGREEMENT, "40 of 40 vectors ("),
-    (EMBEDDER, {"kind": "still_counter"}, "busy counter", "the busy counter stood still"),
-    (EMBEDDER, {"kind": "lost_device", "after": 3}, AGREEMENT, "HTTP 50"),
-    (EMBEDDER, {"kind": "crash", "after": 3}, AGREEMENT, "HTTP 50"),
+    (EMBEDDER, 'kind = "garbage"\nafter = 1', AGREEMENT, "40 of 40 vectors ("),
+    (EMBEDDER, 'kind = "still_counter"', "busy counter", "the busy counter stood still"),
+    (EMBEDDER, 'kind = "lost_device"\nafter = 3', AGREEMENT, "HTTP 50"),
+    (EMBEDDER, 'kind = "crash"\nafter = 3', AGREEMENT, "HTTP 50"),
     # Each request is answered by the next engine process.
-    (EMBEDDER, {"kind": "lost_device", "after": 25}, AGREEMENT, "the engine was restarted, 1 times by now"),
-    (EMBEDDER, {"kind": "hang", "after": 3}, AGREEMENT, "HTTP 50"),
-    (EMBEDDER, {"kind": "garbage"}, "load", "its known question was answered wrongly"),
-    (WRITER, {"kind": "garbage", "after": 1}, AGREEMENT, "wrong answers to prompts of 13, "),
-    (WHISPER, {"kind": "stale_audio", "after": 1}, "two recordings in turn", "the answer to the input before"),
+    (EMBEDDER, 'kind = "lost_device"\nafter = 25', AGREEMENT, "the engine was restarted, 1 times by now"),
+    (EMBEDDER, 'kind = "hang"\nafter = 3', AGREEMENT, "HTTP 50"),
+    (EMBEDDER, 'kind = "garbage"', "load", "its known question was answered wrongly"),
+    (WRITER, 'kind = "garbage"\nafter = 1', AGREEMENT, "wrong answers to prompts of 13, "),
+    (WHISPER, 'kind = "stale_audio"\nafter = 1', "two recordings in turn", "the answer to the input before"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("model", "fault", "check", "said"), FAULTS, ids=[f"{model} {fault}" for model, fault, _, _ in FAULTS]
+    ("model", "fault", "check", "said"), FAULTS, ids=lambda value: str(value).replace("\n", " ")[:40]
 )
-def test_each_fault_of_an_engine_is_found_and_named(
+def test_each_fault_on_demand_is_found_and_named(
     tmp_path, emulated, speech_store, quick_models, model, fault, check, said
 ):
+    faults = tmp_path / "faults.toml"
+    faults.write_text(f"[[fault]]\n{fault}\n")
     words = ["certify", model, "--config", emulated, "--quick", *only(check), "--out", tmp_path]
     models = {"NPU_NODE_MODEL_STORE": str(speech_store.root)} if model == WHISPER else quick_models
-    run(*words, status=1, **models, **faulty_environment(tmp_path, **fault))
+    run(*words, status=1, **models, NPU_NODE_FAULTS=str(faults))
     report, checks = passport_of(tmp_path, model, "report")
     assert (report["verdict"], checks[check]["status"]) == ("failed", "failed")
     assert said in checks[check]["detail"]
@@ -150,25 +151,27 @@ def test_a_passport_covers_no_longer_prompts_than_were_examined(tmp_path, emulat
 
 
 def test_a_slow_compile_is_measured(tmp_path, emulated):
+    (tmp_path / "faults.toml").write_text('[[fault]]\nkind = "slow_compile"\nseconds = 3\n')
     words = ["certify", EMBEDDER, "--config", emulated, *only("canary"), "--out", tmp_path]
-    run(*words, **faulty_environment(tmp_path, kind="slow_compile", seconds=3))
+    run(*words, NPU_NODE_FAULTS=str(tmp_path / "faults.toml"))
     report, checks = passport_of(tmp_path, EMBEDDER, "report")
     assert checks["load"]["values"]["seconds"] > 3
     assert report["verdict"] == "incomplete"
 
 
-def test_the_largest_right_prompt_is_found_and_the_router_keeps_to_it(tmp_path, emulated, quick_models):
-    faults = faulty_environment(tmp_path, kind="garbage", beyond_tokens=200) | quick_models
+def test_the_largest_right_prompt_is_found_and_the_router_keeps_to_it(tmp_path, emulated):
+    faults = tmp_path / "faults.toml"
+    faults.write_text('[[fault]]\nkind = "garbage"\nbeyond_tokens = 200\n')
     wanted = only(AGREEMENT, "largest right prompt")
     words = ["certify", WRITER, "--config", emulated, "--quick", *wanted, "--out", tmp_path]
-    run(*words, **faults)
+    run(*words, NPU_NODE_FAULTS=str(faults), **quick_models)
     report, _ = passport_of(tmp_path, WRITER, "report")
     limit = report["limits"]["max_prompt_tokens"]
     assert 200 - 32 <= limit <= 200
 
     both = [{"name": WRITER, "max_prompt_len": 320, "min_response_len": 32, "placements": ["NPU", "CPU"]}]
     PassportStore(tmp_path / "passports").sign_and_store(Passport.model_validate(report | {"verdict": "limited"}))
-    own = {"NPU_NODE_PASSPORTS": str(tmp_path / "passports"), **faults}
+    own = {"NPU_NODE_PASSPORTS": str(tmp_path / "passports"), "NPU_NODE_FAULTS": str(faults)} | quick_models
     with start_node("--config", str(emulated), NPU_NODE_MODELS=json.dumps(both), **own) as node:
         engines = node.health()[1]["models"][0]["engines"]
         assert (engines[0]["certified"], engines[0]["prompt_limit"]) == ("limited", limit)
@@ -199,7 +202,8 @@ def test_other_kinds_are_compared_with_this_cpu(tmp_path, by_path, model, check)
     run(*words, *only(check, "busy counter"))
     report, checks = passport_of(tmp_path, model, "report")
     assert (report["reference"], checks[check]["status"]) == ("this CPU", "passed"), checks[check]["detail"]
-    run(*words, *only(check), status=1, **faulty_environment(tmp_path, kind="garbage", after=1))
+    (tmp_path / "faults.toml").write_text('[[fault]]\nkind = "garbage"\nafter = 1\n')
+    run(*words, *only(check), status=1, NPU_NODE_FAULTS=str(tmp_path / "faults.toml"))
     assert passport_of(tmp_path, model, "report")[1][check]["status"] == "failed"
 
 

@@ -149,6 +149,19 @@ def test_interactive_work_goes_before_batch_work_that_came_first(runner):
     assert [number for number in finished if number != 9] == list(batch)
 
 
+def test_beams_are_ranked_and_likelier_than_a_greedy_answer_beside_other_requests(store):
+    greedy, ranks = job(9, PROMPT, 16, logprobs=True), (0, 1, 2)
+    with loaded(store, plugin_config=F32, enable_prefix_caching=False, max_num_seqs=4) as runner:
+        expected, alone = answers(runner, greedy)
+        beams = [job(rank, PROMPT, 16, logprobs=True, beams=4, rank=rank) for rank in ranks]
+        given, logprobs = answers(runner, *beams, greedy)
+    assert given[9] == expected[9]
+    assert {len(given[rank]) for rank in ranks} == {16}
+    means = [np.mean(values) for values in (*(logprobs[rank] for rank in ranks), alone[9])]
+    assert means[0] > means[1] > means[2]
+    assert means[0] > means[3]
+
+
 def ended(events):
     return [delta.id for event in events if isinstance(event, Step) for delta in event.deltas if delta.finish]
 

@@ -13,8 +13,6 @@ import openvino as ov
 from safetensors.numpy import save_file
 
 from tests.support.tiny_encoder import BERT, bert_tensors, wordpiece_tokenizer
-from worker_node.models.catalog import SourceFormat
-from worker_node.models.convert.job import ConversionJob
 
 HEADS = 12
 _LAYER = (
@@ -101,17 +99,3 @@ def _write(directory, architecture, tensors, config, labels):
     stated = {"architectures": [architecture], "model_type": _TYPES.get(architecture, "other")}
     stated["id2label"] = {str(label): f"LABEL_{label}" for label in range(labels)}
     (directory / "config.json").write_text(json.dumps(config | stated))
-
-
-def task_job(source, target, scratch, **more):
-    return ConversionJob(
-        source=str(source),
-        target=str(target),
-        scratch=str(scratch),
-        id="reranker",
-        format=SourceFormat.TASK,
-        licence="mit",
-        origin="a test",
-        source_sha256={},
-        **more,
-    )

@@ -7,19 +7,8 @@ import openvino as ov
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    *"abcdefghijklmnopqrstuvwxyz",
-    *"0123456789",
-    ".",
-    ",",
-    "the",
-    "cat",
-    "##s",
-]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+WORDS = [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz", *"0123456789", ".", ",", "the", "cat", "##s"]
 
 BERT = {
     "model_type": "bert",

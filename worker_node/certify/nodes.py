@@ -29,7 +29,7 @@ _VARIABLES = ("NPU_NODE_", "NPU_PROXY_", "NOTIFY_SOCKET", "WATCHDOG_")
 # Of the settings these count for the examined node too: where its files are, and how engines are run and watched. Keys,
 # addresses and what else a service does for its callers do not concern it.
 _SHARED = frozenset({
-    "model_store", "compile_cache", "npu_sysfs", "npu_emulation", "npu_token_limit",
+    "model_store", "compile_cache", "npu_sysfs", "npu_emulation", "npu_token_limit", "faults", "allow_faults",
     "load_timeout_s", "watchdog_s", "run_timeout_s", "quarantine_s", "crash_limit", "crash_window_s",
     "engine_memory_growth", "engine_nice", "max_body_bytes", "max_image_body_bytes",
 })  # fmt: skip

@@ -22,6 +22,7 @@ from worker_node.models.directory import MODEL_FILE, InstalledModel
 from worker_node.models.passports import CheckResult, Identity, Limits, Passport, Rates, Verdict, now
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import identity_of, installed_model, known_problem
+from worker_node.serving.faults import faults_of
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 _DOCTOR_FACTS = (15, 17, 18, 20, 21, 22, 23)
@@ -58,6 +59,9 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
     place = next((each for each in wanted.placements or () if each.device is device), PlacementSettings(device=device))
     place = place.model_copy(update={"load": "eager"})
 
+    faults = "; ".join(map(str, faults_of(identity.model, device, run.settings)))
+    under_faults = f", with faults on demand: {faults}" if faults else ""
+
     key = _key(identity)
     stored = shipped_reference(identity.model, key) if run.reference is None else read_reference(run.reference, key)
     checks = [_doctor(run)] if device is Device.NPU and not emulated else []
@@ -66,14 +70,14 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
         try:
             with closing(RunningNode(wanted, place, run.settings, say)) as node:
                 seconds = node.model()["compile"]["seconds"]
-                detail = f"loaded and compiled in {seconds} s"
+                detail = f"loaded and compiled in {seconds} s{under_faults}"
                 checks.append(_loaded("passed", detail, {"seconds": seconds}))
                 certification = Certification(node, reference, run.plan, say)
                 certification.run()
             checks += certification.checks
             limit, rates = certification.limit, Rates(**certification.rates)
         except CallFailed as error:
-            checks.append(_loaded("failed", error.message, {}))
+            checks.append(_loaded("failed", f"{error.message}{under_faults}", {}))
         origin = reference.origin
     return Passport(
         **asdict(identity),
@@ -127,7 +131,8 @@ def _key(identity: Identity) -> str:
 
 def _start_cpu(run: Run, say: Callable[[str], None]) -> RunningNode:
     say("  starting a node on the CPU for comparison")
-    return RunningNode(run.wanted, _CPU, run.settings.model_copy(update={"npu_emulation": False}), say)
+    without = {"npu_emulation": False, "faults": None}
+    return RunningNode(run.wanted, _CPU, run.settings.model_copy(update=without), say)
 
 
 def _doctor(run: Run) -> CheckResult:

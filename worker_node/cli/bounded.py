@@ -1,4 +1,4 @@
-"""The bounded jobs in this process, with the proof that the NPU ran them: `job`, `smoke` and `bench --jobs`."""
+"""The bounded jobs in this process, with the proof that the NPU ran them: `run --job`, `smoke` and `bench --jobs`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ T = TypeVar("T")
 _Commands = argparse._SubParsersAction  # noqa: SLF001
 
 
-def add_job(commands: _Commands[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "job", help="run one bounded job", description="Run one bounded job, with the proof that the NPU ran it."
-    )
-    parser.add_argument("--job", required=True, help="title, summary, notification or memory_candidate")
-    parser.add_argument("--input", required=True, help="the text, or - to read it from standard input")
-    parser.add_argument("--max-new-tokens", type=int, help="1 to 256; default: the job's own")
-    parser.add_argument("--json", action="store_true", help="on one line")
-    parser.set_defaults(run=_run_job)
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `npu-node run` that name a bounded job in place of a model."""
+    group = parser.add_argument_group("a bounded job, in this process and with the proof that the NPU ran it")
+    group.add_argument("--job", help="title, summary, notification or memory_candidate, in place of MODEL")
+    group.add_argument("--input", help="the text, or - to read it from standard input")
+    group.add_argument("--max-new-tokens", type=int, help="1 to 256; default: the job's own")
+    group.add_argument("--json", action="store_true", help="on one line")
 
 
 def add_smoke(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -51,7 +49,7 @@ def add_bench(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.set_defaults(run=_bench)
 
 
-def _run_job(args: argparse.Namespace) -> int:
+def run_job(args: argparse.Namespace) -> int:
     """Print the result; 0 only if the job succeeded and the NPU's busy counter proves that the NPU ran it."""
     import orjson
 

@@ -51,7 +51,6 @@ def build_parser() -> argparse.ArgumentParser:
         models.add_stop,
         models.add_rm,
         compile.add_compile,
-        bounded.add_job,
         bounded.add_smoke,
         doctor.add_doctor,
         bounded.add_bench,

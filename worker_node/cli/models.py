@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker_node.cli.output import megabytes, print_json, printable, serving_device, serving_placement, table
-from worker_node.cli.serve import node_store
+from worker_node.cli.serve import node_options, node_store
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.models.catalog import Catalog, CatalogEntry, devices_for
 
@@ -25,6 +25,7 @@ def add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "list",
         help="list the installed models",
         description="List the installed models, of the running node or in the store; with --all the whole catalog.",
+        parents=[node_options()],
     )
     parser.add_argument("--all", action="store_true", help="everything that can be pulled by name as well")
     parser.add_argument("--json", action="store_true", help="as JSON")
@@ -34,7 +35,10 @@ def add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """`npu-node show MODEL`."""
     parser = commands.add_parser(
-        "show", help="show what is known of a model", description="Show what is known of one model."
+        "show",
+        help="show what is known of a model",
+        description="Show what is known of one model.",
+        parents=[node_options()],
     )
     parser.add_argument("model", metavar="MODEL", help="id, alias or source")
     parser.add_argument("--json", action="store_true", help="as JSON")
@@ -47,6 +51,7 @@ def add_ps(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "ps",
         help="list the loaded models of the running node",
         description="List the models that the running node has loaded, on which device, and until when.",
+        parents=[node_options()],
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(run=_ps)
@@ -58,6 +63,7 @@ def add_stop(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "stop",
         help="unload models of the running node",
         description="Unload models of the running node, after their requests in flight; they stay installed.",
+        parents=[node_options()],
     )
     parser.add_argument("models", metavar="MODEL", nargs="+", help="id, alias or source")
     parser.set_defaults(run=_stop)
@@ -66,7 +72,10 @@ def add_stop(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def add_rm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """`npu-node rm MODEL…`."""
     parser = commands.add_parser(
-        "rm", help="remove models", description="Remove models, from the running node or the store."
+        "rm",
+        help="remove models",
+        description="Remove models, from the running node or the store.",
+        parents=[node_options()],
     )
     parser.add_argument("models", metavar="MODEL", nargs="+", help="id, alias or source")
     parser.add_argument("--force", action="store_true", help="end the requests that a model has in flight")
@@ -242,7 +251,7 @@ def _facts(known: Mapping[str, Any]) -> dict[str, Any]:
 def _ps(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import node_or_none, where_no_node_runs
 
-    with node_or_none() as node:
+    with node_or_none(args) as node:
         models = [] if node is None else node.models()
         rows = [
             {
@@ -255,10 +264,14 @@ def _ps(args: argparse.Namespace) -> int:
                 "certified": placement["certified"],
                 "certified_reason": placement["certified_reason"],
                 "certified_limit": placement["certified_limit"],
+                "faults": placement["faults"],
             }
             for model in models
             if (placement := serving_placement(model)) is not None
         ]
+        placements = [placement for model in models for placement in model["devices"]]
+        # Each once, also those of engines that are not loaded.
+        faults = dict.fromkeys(fault for placement in placements for fault in placement["faults"])
     if node is None:
         print(f"npu-node: {where_no_node_runs()}, so nothing is loaded", file=sys.stderr)
     if args.json:
@@ -274,13 +287,15 @@ def _ps(args: argparse.Namespace) -> int:
         unloaded = "by hand" if left is None else f"in {left:.0f} s if idle"
         cells.append((row["name"], megabytes(row["memory"]), device, str(row["context"]), certified, unloaded))
     print(table(("NAME", "MEMORY", "DEVICE", "CONTEXT", "CERTIFIED", "UNLOADED"), cells))
+    if faults:
+        print(printable(f"This node has faults on demand: {'; '.join(faults)}"))
     return 0
 
 
 def _stop(args: argparse.Namespace) -> int:
     from worker_node.cli.node_client import model_path, node_or_none, where_no_node_runs
 
-    with node_or_none() as node:
+    with node_or_none(args) as node:
         if node is None:
             raise ConfigurationError(f"{where_no_node_runs()}, so nothing is loaded")
         for name in args.models:

@@ -35,7 +35,7 @@ _URL = re.compile("https?://[^/:]", re.IGNORECASE)
 # What to do about a certificate, by OpenSSL's code of its problem: another name, another address, expired.
 _ANOTHER_NAME = f"set {URL_VARIABLE} to a name that it has"
 _REMEDIES = {62: _ANOTHER_NAME, 64: _ANOTHER_NAME, 10: "renew it (tls_cert of the node)"}
-_TRUST = f"name the authority that issued it with {CA_VARIABLE}"
+_TRUST = f"name the authority that issued it with --ca-file FILE or {CA_VARIABLE}"
 # A model may have to be loaded before the first byte; the node itself ends what takes too long.
 _TIMEOUT = httpx2.Timeout(10.0, connect=2.0, read=None)
 _READING = httpx2.Timeout(10.0, connect=2.0)
@@ -188,39 +188,43 @@ def _tls_problem(url: str, error: httpx2.HTTPError) -> str | None:
         # A server that misses or rejects a client's certificate ends the connection, most of them without a word.
         return (
             f"{url} ended the connection after the TLS handshake: if it asks for a client certificate (tls_client_ca), "
-            f"give one that it trusts with {CERT_VARIABLE} and {CLIENT_KEY_VARIABLE}"
+            f"give one that it trusts with --client-cert and --client-key, or {CERT_VARIABLE} and {CLIENT_KEY_VARIABLE}"
         )
     return f"{url} ends the connection unanswered: if it serves https, set {URL_VARIABLE} to https://{host}"
 
 
-def _tls_context() -> ssl.SSLContext | None:
-    """The context of the environment; None where it names no file. Raises ConfigurationError."""
-    files = {name: os.environ.get(name) or None for name in (CA_VARIABLE, CERT_VARIABLE, CLIENT_KEY_VARIABLE)}
-    if not any(files.values()):
+def _tls_context(args: argparse.Namespace) -> ssl.SSLContext | None:
+    """The context of the options and the environment; None where neither names a file. Raises ConfigurationError."""
+    given = {
+        f"--ca-file ({CA_VARIABLE})": args.ca_file or os.environ.get(CA_VARIABLE),
+        f"--client-cert ({CERT_VARIABLE})": args.client_cert or os.environ.get(CERT_VARIABLE),
+        f"--client-key ({CLIENT_KEY_VARIABLE})": args.client_key or os.environ.get(CLIENT_KEY_VARIABLE),
+    }
+    if not any(given.values()):
         return None
 
-    for name, file in files.items():
+    for name, file in given.items():
         try:
             Path(file or os.devnull).open("rb").close()
         except OSError as error:
             raise ConfigurationError(f"{name}: {file} cannot be read: {error.strerror}") from None
 
-    ca_file, cert, key = files.values()
+    (ca_name, cert_name, key_name), (ca_file, cert, key) = given, given.values()
     if key and not cert:
-        raise ConfigurationError(f"{CLIENT_KEY_VARIABLE} is set without {CERT_VARIABLE}: set both")
-    problem = f"{CA_VARIABLE} must be a PEM file of certificates, got {ca_file}"
+        raise ConfigurationError(f"{key_name} is set without {cert_name}: set both")
+    problem = f"{ca_name} must be a PEM file of certificates, got {ca_file}"
     try:
-        context = ssl.create_default_context(cafile=ca_file)
+        context = ssl.create_default_context(cafile=ca_file or None)
         if cert:
-            problem = f"{CERT_VARIABLE} and {CLIENT_KEY_VARIABLE} must be PEM files, and a pair"
-            context.load_cert_chain(cert, key)
+            problem = f"{cert_name} and {key_name} must be PEM files, and a pair"
+            context.load_cert_chain(cert, key or None)
     except (OSError, ValueError):
         raise ConfigurationError(problem) from None
     return context
 
 
 @contextmanager
-def node_or_none() -> Iterator[NodeClient | None]:
+def node_or_none(args: argparse.Namespace) -> Iterator[NodeClient | None]:
     """The node of `NPU_NODE_URL`, else the local one if it runs, until the block ends; the key is `NPU_NODE_API_KEY`.
 
     Raises ConfigurationError when the variable names a node that does not answer, or a variable is malformed, and
@@ -230,7 +234,7 @@ def node_or_none() -> Iterator[NodeClient | None]:
     if url.lower() == NO_NODE:
         yield None
         return
-    with closing(_client(url)) as client:
+    with closing(_client(args, url)) as client:
         if (status := client.live_status()) == 200:
             try:
                 yield client
@@ -245,7 +249,7 @@ def node_or_none() -> Iterator[NodeClient | None]:
     yield None
 
 
-def _client(url: str) -> NodeClient:
+def _client(args: argparse.Namespace, url: str) -> NodeClient:
     if url and not _URL.match(url):
         raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL such as {DEFAULT_URL}")
     if re.match("https?://[^/?#]*@", url, re.IGNORECASE):
@@ -257,7 +261,7 @@ def _client(url: str) -> NodeClient:
             f"{KEY_VARIABLE} has a line break or another character that cannot be in a header: set it to one key"
         )
     try:
-        return NodeClient(url or DEFAULT_URL, key, _tls_context())
+        return NodeClient(url or DEFAULT_URL, key, _tls_context(args))
     except httpx2.InvalidURL as error:
         raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL ({error})") from error
 
@@ -280,5 +284,5 @@ def on_node(
     store = getattr(args, "model_store", None) or (os.environ.get(STORE_VARIABLE) and not os.environ.get(URL_VARIABLE))
     if changes and store:
         return otherwise()
-    with node_or_none() as node:
+    with node_or_none(args) as node:
         return otherwise() if node is None else work(node)

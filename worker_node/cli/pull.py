@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker_node.cli.output import TOY_MODEL, TOY_NOTE, print_json, progress_display
-from worker_node.cli.serve import node_store
+from worker_node.cli.serve import node_options, node_store
 from worker_node.core.errors import BadRequest
 from worker_node.models.catalog import CONVERTED_FORMS, Catalog, Quantization
 from worker_node.models.disk import in_gigabytes
@@ -40,6 +40,7 @@ def add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="download, verify and convert models",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[node_options()],
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="what to pull; see the examples")
     parser.add_argument("--check", action="store_true", help="only report what it needs and whether it suits an NPU")

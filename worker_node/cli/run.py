@@ -1,4 +1,4 @@
-"""`npu-node run MODEL ["prompt"]`: chat with a model in the terminal."""
+"""`npu-node run MODEL ["prompt"]`: chat with a model in the terminal; `npu-node run --job`: see `bounded`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from worker_node.cli import bounded
 from worker_node.cli.output import TOY_MODEL, TOY_NOTE, say
+from worker_node.cli.serve import node_options
 from worker_node.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -29,19 +31,30 @@ Ctrl-C    stop the answer"""
 
 
 def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("run", help="chat with a model in the terminal", description=_DESCRIPTION)
-    parser.add_argument("model", metavar="MODEL", help="what npu-node pull takes")
+    parser = commands.add_parser(
+        "run",
+        help="chat with a model in the terminal; run one bounded job",
+        description=_DESCRIPTION,
+        parents=[node_options()],
+    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="what npu-node pull takes")
     parser.add_argument("prompt", nargs="*", help="one message: answer it and end; standard input is added to it")
     parser.add_argument("--system", help="the system message")
     parser.add_argument("--verbose", action="store_true", help="after each answer: device, tokens and speed, on stderr")
+    bounded.add_job_options(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Chat, or answer one prompt; 0 when the answers came."""
+    """Chat, answer one prompt, or run one bounded job; 0 when the answers came."""
+    if (args.job is None) == (args.model is None) or (args.job is None) != (args.input is None):
+        args.parser.error("takes a MODEL (npu-node list --all shows them), or --job with --input")
+    if args.job is not None:
+        return bounded.run_job(args)
+
     from worker_node.cli.node_client import model_path, node_or_none, where_no_node_runs
 
-    with node_or_none() as node:
+    with node_or_none(args) as node:
         if node is None:
             raise ConfigurationError(f"{where_no_node_runs()}; start one in another terminal: npu-node serve")
         chat = Chat(node, args.model, system=args.system, verbose=args.verbose)

@@ -41,6 +41,7 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default="node",
         help="bounded: docs/bounded-jobs.md; npu-proxy: docs/coming-from.md",
     )
+    parser.add_argument("--faults", type=Path, help="TOML file of faults on demand: docs/certify.md")
     parser.add_argument("--log-level", choices=_LOG_LEVELS, help="default: NPU_NODE_LOG_LEVEL, else info")
     parser.set_defaults(run=_serve)
 
@@ -53,6 +54,16 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         help="TOML file with settings; default: NPU_NODE_CONFIG, else ~/.config/npu-node/node.toml, else "
         "/etc/npu-node/node.toml",
     )
+
+
+def node_options() -> argparse.ArgumentParser:
+    """The parent of every command that calls a running node."""
+    parent = argparse.ArgumentParser(add_help=False)
+    group = parent.add_argument_group("a node that serves https")
+    group.add_argument("--ca-file", metavar="FILE", help="the authority of its certificate (NPU_NODE_CA_FILE)")
+    group.add_argument("--client-cert", metavar="FILE", help="the certificate to show it (NPU_NODE_CLIENT_CERT)")
+    group.add_argument("--client-key", metavar="FILE", help="its key; default: in that file (NPU_NODE_CLIENT_KEY)")
+    return parent
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -104,7 +115,7 @@ def settings_source(args: argparse.Namespace) -> SettingsSource:
     from worker_node.settings import SettingsSource
     from worker_node.settings.reading import find_file
 
-    flags = _flags(args, "host", "port", "model_store")
+    flags = _flags(args, "host", "port", "model_store", "faults")
     npu_proxy = getattr(args, "profile", None) == "npu-proxy"
     return SettingsSource(find_file(getattr(args, "config", None)), flags, npu_proxy)
 

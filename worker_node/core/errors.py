@@ -96,6 +96,14 @@ class RouteNotFound(NodeError):
     type = "not_found_error"
 
 
+class JobNotFound(NodeError):
+    """No pull has this id, or it ended long ago."""
+
+    status = 404
+    code = "job_not_found"
+    type = "not_found_error"
+
+
 class MethodNotAllowed(NodeError):
     status = 405
     code = "method_not_allowed"

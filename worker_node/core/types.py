@@ -44,7 +44,7 @@ RouteReason = Literal[
     "model_loading",
 ]
 # What not every placement can do, by the name of the request's parameter.
-Feature = Literal["n", "logprobs", "language_detection"]
+Feature = Literal["n", "logprobs", "beam_search", "language_detection"]
 NOTHING: frozenset[Feature] = frozenset()
 
 
@@ -53,7 +53,8 @@ class Route:
     """The decision where a request runs, and why. `token_count` is the prompt's.
 
     `unproven`: the request requires the NPU, whose counter cannot be read, and the node lets such requests pass.
-    `parts` say where each part of the model runs, if not all of it runs on `device`.
+    `parts` say where each part of the model runs, if not all of it runs on `device`. `faults` counts the faults on
+    demand of its engine.
     """
 
     model: str
@@ -63,6 +64,7 @@ class Route:
     emulated: bool = False
     unproven: bool = False
     parts: Mapping[str, Device] = field(default_factory=dict, compare=False)
+    faults: int = 0
 
 
 class Priority(StrEnum):

@@ -31,10 +31,11 @@ _PROPERTIES = (
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device that OpenVINO lists. A property that could not be read is None."""
+    """A device that OpenVINO lists. A property that could not be read is None, with its reason in `unreadable`."""
 
     name: str
     properties: dict[str, str | None] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,9 @@ def list_devices() -> Probe:
                 continue
             try:
                 info.properties[key] = str(core.get_property(name, key))
-            except RuntimeError:
+            except RuntimeError as error:
                 info.properties[key] = None
+                info.unreadable[key] = str(error).strip().splitlines()[-1][:200]
         devices.append(info)
     return Probe(tuple(devices), ov.get_version())
 

@@ -31,7 +31,7 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _METHODS = "GET, HEAD, POST, DELETE"
 _EXPOSED = (
     "Retry-After, retry-after-ms, X-Model, X-NPU-Busy-Delta-Us, X-NPU-Busy-Exclusive, X-NPU-Emulated, "
-    "X-NPU-Node-Cache, X-NPU-Node-Device, X-NPU-Node-Devices, X-NPU-Node-Ignored, "
+    "X-NPU-Node-Cache, X-NPU-Node-Device, X-NPU-Node-Devices, X-NPU-Node-Faults, X-NPU-Node-Ignored, "
     "X-NPU-Node-Route-Reason, X-NPU-Node-Token-Count, X-Request-ID, X-Shape, X-Space"
 )
 

@@ -16,6 +16,8 @@ from worker_node.http.request_state import STATE
 
 # What replies name as their server: no version of anything.
 SERVER = "npu-node"
+# How many faults on demand the engine of a reply has.
+FAULTS = "X-NPU-Node-Faults"
 _WHOLE = re.compile(r"[0-9]{1,9}")
 E = TypeVar("E", bound=StrEnum)
 
@@ -67,6 +69,8 @@ def route_headers(route: Route, busy: Busy = NOT_MEASURED) -> dict[str, str]:
         headers["X-NPU-Node-Devices"] = ", ".join(f"{part}={device}" for part, device in route.parts.items())
     if route.emulated:
         headers["X-NPU-Emulated"] = "true"
+    if route.faults:
+        headers[FAULTS] = str(route.faults)
     if route.unproven:
         headers["X-NPU-Proven"] = "false"
     if busy.us is not None:

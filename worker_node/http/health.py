@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
@@ -12,12 +13,13 @@ from worker_node.core.types import Device
 from worker_node.devices.npu import EMULATED_NAME
 from worker_node.engines.protocol import EngineState
 from worker_node.http.access import ACCESS
-from worker_node.http.replies import Health, Status, json_response
+from worker_node.http.replies import Devices, Health, Status, json_response
 from worker_node.http.request_state import NODE
 from worker_node.http.task import JSON, ApiOperation
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.node import Node
+from worker_node.serving.faults import read_faults
 
 STATUSES = ("ready", "degraded", "starting", "draining", "failed")
 _SERVING = frozenset({"ready", "degraded"})
@@ -62,6 +64,7 @@ def report(node: Node) -> dict[str, Any]:
         "status": node_status(node),
         "reason": status_reason(node),
         "version": __version__,
+        "faults": [str(fault) for fault in read_faults(node.settings.faults)],
         "uptime_s": round(time.monotonic() - node.state.started, 1),
         "devices": device_list(node),
         "models": [
@@ -88,6 +91,24 @@ async def _live(_request: web.Request) -> web.Response:
 async def _ready(request: web.Request) -> web.Response:
     status = node_status(request.app[NODE])
     return json_response({"status": status}, status=200 if status in _SERVING else 503)
+
+
+async def _devices(request: web.Request) -> web.Response:
+    node = request.app[NODE]
+    devices = []
+    for device in node.probe.devices:
+        properties = {
+            name: {"value": value, "reason": device.unreadable.get(name)} for name, value in device.properties.items()
+        }
+        devices.append({"name": device.name, "properties": properties})
+    return json_response(
+        {
+            "openvino": node.probe.openvino,
+            "error": node.probe.error,
+            "devices": devices,
+            "npu_counters": {"emulated": node.npu.emulated, **asdict(node.npu.read())},
+        }
+    )
 
 
 def _npu(node: Node) -> dict[str, Any]:
@@ -193,6 +214,7 @@ def describe_placement(placement: Placement) -> dict[str, Any]:
         "canary": canary,
         **_certification(placement),
         "notes": placement.notes,
+        "faults": placement.faults,
         "options": placement.options,
         "retry_after_s": rounded(status.retry_after),
     }
@@ -223,4 +245,5 @@ OPERATIONS = (
     ApiOperation("get", "/health", _health, "What the node can do now", {JSON: Health}, open=True),
     ApiOperation("get", "/health/live", _live, "Whether the process is up", {JSON: Status}, open=True),
     ApiOperation("get", "/health/ready", _ready, "Whether the node can serve", {JSON: Status}, open=True),
+    ApiOperation("get", "/health/devices", _devices, "All that is known of each device", {JSON: Devices}),
 )

@@ -22,6 +22,7 @@ from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.models.passports import State
 from worker_node.node import Node
+from worker_node.serving.faults import read_faults
 
 # `GrowthLimits.replacement`; all are shown, so that the first of a kind is seen as an increase.
 _RECYCLE_FORMS = ("idle", "forced")
@@ -70,6 +71,8 @@ def _read_node(found: Readings, node: Node) -> None:
     now = node_status(node)
     for name in STATUSES:
         found.gauge("status", "1 for the status in /health", name == now, status=name)
+    faults = len(read_faults(node.settings.faults))
+    found.gauge("faults_on_demand", "Faults that the node was started with, for tests", faults)
     found.gauge("requests_in_flight", "Inference requests under way", node.state.running)
 
 

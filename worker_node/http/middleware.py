@@ -24,11 +24,12 @@ from worker_node.core.errors import (
     RouteNotFound,
 )
 from worker_node.http.access import OPEN_PATHS, Check
-from worker_node.http.context import SERVER
+from worker_node.http.context import FAULTS, SERVER
 from worker_node.http.errors import ANTHROPIC_VERSION, Renderer
 from worker_node.http.leniency import labels
 from worker_node.http.request_state import NODE, STATE, RequestState
 from worker_node.http.task import Handler
+from worker_node.node import Node
 from worker_node.observability.tracing import Tracing, set_response_status
 
 log = logging.getLogger(__name__)
@@ -140,6 +141,8 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
                 request.transport.abort()
             raise ConnectionResetError("the reply had begun when it failed") from None
         response = form(request)(failure)
+        if failure.device is not None and (faults := _faults(request.app[NODE], failure)):
+            response.headers[FAULTS] = str(faults)
         if allowed:
             response.headers["Allow"] = ", ".join(sorted(allowed))
         if "Expect" in request.headers and not request.content.is_eof():
@@ -148,6 +151,12 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
         return response
 
     return render
+
+
+def _faults(node: Node, error: NodeError) -> int:
+    """How many faults on demand the engine has that a request failed on."""
+    placements = (place for model in node.manager.models if model.id == error.model for place in model.placements)
+    return next((len(place.faults) for place in placements if place.device == error.device), 0)
 
 
 def _as_node_error(request: web.Request, error: Exception) -> NodeError:

@@ -1,4 +1,4 @@
-"""Models: what there are, loading, unloading, removing, and reloading their settings; pulls.
+"""Models: what there are, loading, unloading, removing, pulling, and reloading their settings.
 
 GET /models, POST and DELETE below it; GET /v1/models as OpenAI has it; POST /admin/reload.
 """
@@ -6,26 +6,30 @@ GET /models, POST and DELETE below it; GET /v1/models as OpenAI has it; POST /ad
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from aiohttp import web
+from pydantic import Field
 
 from worker_node.core.errors import (
     BadRequest,
     ConfigurationError,
     InsufficientMemory,
     InternalError,
+    JobNotFound,
     NodeError,
     NotOffered,
 )
 from worker_node.engines.protocol import EngineState
-from worker_node.http.body import deadline_of
-from worker_node.http.errors import ANTHROPIC_VERSION
+from worker_node.http.body import Body, deadline_of, read_body
+from worker_node.http.errors import ANTHROPIC_VERSION, describe
 from worker_node.http.health import describe_placement, excluded_placements, rounded
-from worker_node.http.replies import OpenAIModel, OpenAIModels, Reply, json_response, utc
+from worker_node.http.replies import ErrorFields, OpenAIModel, OpenAIModels, Reply, json_response, utc
 from worker_node.http.request_state import NODE
-from worker_node.http.task import JSON, ApiOperation
+from worker_node.http.sse import EventStream
+from worker_node.http.task import EVENTS, JSON, ApiOperation
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
@@ -37,10 +41,10 @@ from worker_node.registry import task_of, tasks
 # As Anthropic documents them.
 _PAGE, _LARGEST_PAGE = 20, 1000
 _OF_A_PLACEMENT = (
-    "device", "state", "emulated", "certified", "certified_reason", "certified_limit", "prompt_limit",
+    "device", "state", "emulated", "certified", "certified_reason", "certified_limit", "prompt_limit", "faults",
 )  # fmt: skip
-# How often those who follow a pull hear of its progress.
-_PROGRESS_S = 0.2
+# How many ended pulls are kept, and how often those who follow one hear of its progress.
+_KEPT, _PROGRESS_S = 100, 0.2
 
 
 async def _list(request: web.Request) -> web.Response:
@@ -270,19 +274,27 @@ def _devices(model: ServedModel) -> list[dict[str, Any]]:
     return [{name: placement[name] for name in _OF_A_PLACEMENT} for placement in described]
 
 
+class PullBody(Body):
+    """Body of POST /models/pull."""
+
+    name: Annotated[str, Field(min_length=1, max_length=2048)]
+
+
 class PullJob:
     """A pull, which goes on also when nobody follows it any more; a `Progress`."""
 
     def __init__(self, manager: ModelManager, name: str) -> None:
+        self.id = "pull_" + secrets.token_hex(8)
+        self.name = name
         self.error: NodeError | None = None
         self._stage: str | None = None
         self._total: int | None = None
         self._done = 0
-        self.task = asyncio.create_task(self._pull(manager, name), name="pull")
+        self.task = asyncio.create_task(self._pull(manager), name=self.id)
 
-    async def _pull(self, manager: ModelManager, name: str) -> None:
+    async def _pull(self, manager: ModelManager) -> None:
         try:
-            await manager.pull(name, self)
+            await manager.pull(self.name, self)
         except NodeError as error:
             self.error = error
         except BaseException:
@@ -295,25 +307,36 @@ class PullJob:
     def update(self, done: int) -> None:
         self._done = done
 
-    async def progress(self) -> AsyncIterator[dict[str, Any]]:
-        """Its stage, with the bytes `total` and `completed` where known, as they change, until the pull has ended."""
-        before: dict[str, Any] = {}
-        while not self.task.done():
-            now: dict[str, Any] = {"status": self._stage}
-            if self._total is not None:
-                now |= {"total": self._total, "completed": self._done}
-            if self._stage is not None and now != before:
+    def describe(self) -> dict[str, Any]:
+        """See `PullReply`."""
+        ended = "done" if self.error is None else "failed"
+        return {
+            "id": self.id,
+            "name": self.name,
+            "state": ended if self.task.done() else "running",
+            "stage": self._stage,
+            "completed": self._done,
+            "total": self._total,
+            "error": None if self.error is None else describe(self.error),
+        }
+
+    async def changes(self) -> AsyncIterator[dict[str, Any]]:
+        """The job now and as it changes, until it has ended."""
+        before: dict[str, Any] = {"state": "running"}
+        while before["state"] == "running":
+            now = self.describe()
+            if now != before:
                 yield now
             before = now
             await asyncio.wait([self.task], timeout=_PROGRESS_S)
 
 
-# Those under way, by name.
+# Those under way and the last that ended, by id.
 PULLS = web.AppKey("pulls", dict[str, PullJob])
 
 
 async def start_pull(request: web.Request, name: str) -> PullJob:
-    """Begin to pull, or follow a pull of that name. Raises as `ModelManager.pull_spec`.
+    """Begin to pull, or return the pull of that name that is under way. Raises as `ModelManager.pull_spec`.
 
     Raises BadRequest for files of this machine outside of `pull_roots`, by one text, so that nobody learns which exist.
     """
@@ -327,11 +350,39 @@ async def start_pull(request: web.Request, name: str) -> PullJob:
             param="model",
         )
     await manager.pull_spec(name, deadline)  # a wrong name has a status of its own
-    pulls = request.app[PULLS]
-    if name not in pulls:
-        pulls[name] = PullJob(manager, name)
-        pulls[name].task.add_done_callback(lambda _: pulls.pop(name))
-    return pulls[name]
+
+    jobs = request.app[PULLS]
+    ended = [job.id for job in jobs.values() if job.task.done()]
+    for job_id in ended[:-_KEPT]:
+        del jobs[job_id]
+    for job in jobs.values():
+        if job.name == name and not job.task.done():
+            return job
+    job = PullJob(manager, name)
+    jobs[job.id] = job
+    return job
+
+
+async def _pull(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, PullBody)
+    return await _show_pull(request, await start_pull(request, body.name), 202)
+
+
+async def _pull_job(request: web.Request) -> web.StreamResponse:
+    job_id = request.match_info["id"]
+    job = request.app[PULLS].get(job_id)
+    if job is None:
+        raise JobNotFound(f"there is no pull {job_id[:100]!r}; the node keeps the last {_KEPT} that ended", param="id")
+    return await _show_pull(request, job, 200)
+
+
+async def _show_pull(request: web.Request, job: PullJob, status: int) -> web.StreamResponse:
+    if EVENTS not in request.headers.get("Accept", ""):
+        return json_response(job.describe(), status)
+    async with EventStream(request, {}) as stream:
+        async for state in job.changes():
+            await stream.send(state)
+    return stream.response
 
 
 class NodeModel(Reply):
@@ -379,9 +430,26 @@ class Deleted(Reply):
     deleted: bool
 
 
+class PullReply(Reply):
+    """A pull. `completed` and `total` are bytes of its present stage."""
+
+    id: str
+    name: str
+    state: Literal["running", "done", "failed"]
+    stage: str | None
+    completed: int
+    total: int | None
+    error: ErrorFields | None
+
+
 # An id may hold slashes: organisation/model.
 _MODEL = "/models/{id:.+}"
 OPERATIONS = (
+    # Before the routes of single models.
+    ApiOperation(
+        "post", "/models/pull", _pull, "Install a model", {JSON: PullReply, EVENTS: None}, PullBody, status=202
+    ),
+    ApiOperation("get", "/models/jobs/{id}", _pull_job, "The progress of a pull", {JSON: PullReply, EVENTS: None}),
     ApiOperation("get", "/models", _list, "All models that can be used, loaded or not", {JSON: NodeModels}),
     ApiOperation("get", _MODEL, _one, "One model", {JSON: NodeModel}),
     ApiOperation("delete", _MODEL, _delete, "Remove a model and its files", {JSON: Deleted}),

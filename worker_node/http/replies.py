@@ -59,15 +59,16 @@ class OllamaError(Reply):
 class Health(Reply):
     """GET /health. Where the node has keys, a caller without one gets only `status` and `version`.
 
-    Each of a model's `engines` has what its passport says, `certified` (certified, limited, failed, expired or not
-    certified), `certified_reason`, and `certified_limit` in tokens of a prompt; `excluded` are the devices that the
-    model may not run on, and why.
+    `faults` are the faults on demand that it was started with. Each of a model's `engines` has what its passport says,
+    `certified` (certified, limited, failed, expired or not certified), `certified_reason`, and `certified_limit` in
+    tokens of a prompt; `excluded` are the devices that the model may not run on, and why.
     """
 
     status: Literal["ready", "degraded", "starting", "draining", "failed"]
     reason: str | None = None
     version: str
     uptime_s: float | None = None
+    faults: list[str] | None = None
     devices: list[dict[str, Any]] | None = None
     models: list[dict[str, Any]] | None = None
     npu: dict[str, Any] | None = None
@@ -75,6 +76,15 @@ class Health(Reply):
 
 class Status(Reply):
     status: str
+
+
+class Devices(Reply):
+    """GET /health/devices. Each property and counter has a `value`, or null with a `reason`."""
+
+    openvino: str | None
+    error: str | None
+    devices: list[dict[str, Any]]
+    npu_counters: dict[str, Any]
 
 
 class OpenAIModel(Reply):

@@ -66,10 +66,10 @@ class Placement:
     """`prompt_limit` and `total_limit` are tokens, for the prompt, and for prompt and answer together.
 
     `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it, an `eager` one
-    at start-up. `standing` is what the passports said of it when it was built, `notes` what else was found then.
-    `options` are what the settings set for its engine. `suspects` are those of the model, shared by its placements.
-    `parts` say where each part of the model runs, if not all of it runs on `device`. All times are monotonic seconds of
-    `clock`, all sizes bytes.
+    at start-up. `standing` is what the passports said of it when it was built, `notes` what else was found then,
+    `faults` the faults on demand of its engine, in words. `options` are what the settings set for its engine.
+    `suspects` are those of the model, shared by its placements. `parts` say where each part of the model runs, if not
+    all of it runs on `device`. All times are monotonic seconds of `clock`, all sizes bytes.
     """
 
     device: Device
@@ -82,6 +82,7 @@ class Placement:
     eager: bool = False
     standing: Standing = _UNKNOWN
     notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     lacks: frozenset[Feature] = NOTHING
     parts: Mapping[str, Device] = field(default_factory=dict)

@@ -46,6 +46,7 @@ from worker_node.models.passports import NOT_CERTIFIED, Identity, PassportStore,
 from worker_node.models.store import ModelStore, apparent_kind, open_directory
 from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission
+from worker_node.serving.faults import faults_of, faulty
 from worker_node.serving.task import EnginePlan, ServedTask, Target, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 from worker_node.settings.model import VectorOptions
@@ -323,7 +324,9 @@ def _placement(
     engine, target, proven = plan.engine, plan.target, plan.standing.passport
     installed, wanted, device = target.installed, target.wanted, target.device
     options, problem = _with_directories(task, plan, machine)
+    faults = faults_of(installed.id, device, machine.settings)
     notes = plan.notes if problem is None else (*plan.notes, problem)
+    notes += tuple(f"fault on demand: {fault}" for fault in faults)
     for note in notes:
         log.warning("%s on %s: %s", installed.id, device, note)
     admission = Admission(f"{installed.id} on {device}", engine.admission)
@@ -347,7 +350,7 @@ def _placement(
     compiled = blobs is not None or (options.cache_dir is not None and any(Path(options.cache_dir).glob("*.blob")))
     return Placement(
         device=device,
-        engine=Engine(spec, canary, _engine_limits(machine.settings), suspects=suspects),
+        engine=Engine(faulty(spec, faults), canary, _engine_limits(machine.settings), suspects=suspects),
         admission=admission,
         prompt_limit=limit,
         total_limit=engine.total_limit,
@@ -355,6 +358,7 @@ def _placement(
         emulated=target.emulated,
         on_demand=not plan.eager or wanted.idle_unload_s is not None,
         notes=notes,
+        faults=tuple(map(str, faults)),
         options={name: getattr(options, name) for name in options_of(type(options)) if name in wanted.options},
         lacks=engine.lacks,
         parts=engine.parts,
@@ -456,12 +460,16 @@ def passport_store(settings: NodeSettings) -> PassportStore:
 def identity_of(
     installed: InstalledModel, wanted: ModelSettings, device: Device, probe: Probe, settings: NodeSettings
 ) -> Identity:
-    """What a passport for the model on the device is bound to. Reads all of the model's weights, once in a process."""
+    """What a passport for the model on the device is bound to. Reads all of the model's weights, once in a process.
+
+    With faults on demand it is another one: what is found under them says nothing of the device without.
+    """
     emulated = device is Device.NPU and settings.npu_emulation
     info = probe.find("CPU" if emulated else device.value)
     properties = info.properties if info is not None else {}
     place = next((place for place in wanted.placements or () if place.device is device), None)
     given: list[Any] = [dict(wanted.options), {} if place is None else dict(place.plugin_config or {})]
+    given += map(str, faults_of(installed.id, device, settings))
     named = properties.get("DEVICE_ARCHITECTURE") if device is Device.NPU else properties.get("FULL_DEVICE_NAME")
     return Identity(
         model=installed.id,

@@ -41,6 +41,11 @@ _OBSTACLES: dict[EngineState, Obstacle] = {
 _FEATURES: dict[Feature, tuple[str, str, str]] = {
     "n": ("n", "gives one answer at a time", "leave out n"),
     "logprobs": ("logprobs", "gives no log probabilities", "leave out logprobs and best_of"),
+    "beam_search": (
+        "use_beam_search",
+        "has no beam search (a CPU or GPU has, for a model with enable_prefix_caching = false and no prompt_lookup)",
+        "leave out use_beam_search",
+    ),
     "language_detection": ("language", "does not detect the language of speech", "set language"),
 }
 # Between requests for a model whose cold compile for an NPU takes an unknown time.
@@ -151,6 +156,7 @@ class Decision:
             demand.token_count,
             placement.emulated,
             parts=placement.parts,
+            faults=len(placement.faults),
         )
 
 

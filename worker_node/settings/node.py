@@ -179,6 +179,12 @@ class NodeSettings(BaseSettings):
         default=False,
         description="use only placements whose passport says certified or limited, and is of a real device",
     )
+    faults: Path | None = Field(
+        default=None,
+        description="a TOML file of faults that engines have on demand, to test what depends on the node: "
+        "docs/certify.md; only with npu_emulation or allow_faults",
+    )
+    allow_faults: bool = Field(default=False, description="let `faults` strike the engines of real devices, too")
     npu_emulation: bool = Field(
         default=False, description="run the NPU's code path on the CPU, labelled as emulated everywhere"
     )
@@ -414,6 +420,8 @@ class NodeSettings(BaseSettings):
                 f"binding {self.host} would serve anyone who can reach it: set NPU_NODE_API_KEYS or _API_KEYS_FILE, or "
                 "NPU_NODE_ALLOW_UNAUTHENTICATED=true if something else guards the port"
             )
+        if self.faults is not None and not (self.npu_emulation or self.allow_faults):
+            raise ValueError("faults are for nodes with npu_emulation, or with allow_faults, and this one has neither")
         if self.announce and self.announce_key is None:
             raise ValueError("announce needs announce_key: npu-gateway nodes enrol NAME makes it")
         if not self.host or not (self.api_keys or self.allow_unauthenticated or is_loopback(self.host)):

@@ -8,7 +8,7 @@ dropped and listed, and the runtime only gets grammars that it can read in bound
 
 The package owns everything between a schema and the EBNF for the runtime, imports only `worker_node.core.errors`, and
 runs in preparation processes. Begin with `form.compile_form`, which translates a whole request, then read
-`schema.Compiler` (one JSON schema), `combining` (`allOf`, `anyOf`, `oneOf`, `$ref`), and `containers` and `scalars`
-(values of each type). `pattern` translates expressions, `regular` makes automata where the runtime could not follow an
-expression, `cost` bounds what the result costs the runtime.
+`schema.Compiler` (one JSON schema, its objects and lists), `combining` (`allOf`, `anyOf`, `oneOf`, `$ref`), and
+`scalars` (strings and numbers). `pattern` translates expressions, `regular` makes automata where the runtime could not
+follow an expression, `cost` bounds what the result costs the runtime.
 """

@@ -128,3 +128,10 @@ async def test_an_unknown_model_is_404(http, node):
     assert body["error"]["code"] == "model_not_found"
     assert MODEL in body["error"]["message"]
     assert reply.headers["x-should-retry"] == "false"
+
+
+async def test_models_are_found_by_id_and_alias_and_an_id_may_have_a_slash(http, node):
+    async with http.get(node.url + "/v1/models/SmolLM2:latest") as reply:
+        assert (await reply.json())["id"] == MODEL
+    async with http.get(node.url + "/v1/models/nobody/nothing") as reply:
+        assert (reply.status, (await reply.json())["error"]["code"]) == (404, "model_not_found")

@@ -110,7 +110,7 @@ def test_health_is_a_table_of_nodes_and_models(node, capsys):
     assert "cannot connect" in capsys.readouterr().out
 
 
-def test_health_tells_what_is_not_as_certified(scripted_node, capsys):
+def test_health_tells_what_is_not_as_certified_and_the_faults_on_demand(scripted_node, capsys):
     def said(device, certified, reason, **more):
         return {"device": device, "certified": certified, "certified_reason": reason, **more}
 
@@ -119,21 +119,24 @@ def test_health_tells_what_is_not_as_certified(scripted_node, capsys):
         "excluded": [said("GPU", "failed", "at noon: canary")],
     }
     scripted_node.models[WRITER]["engines"] = [said("NPU", "expired", "the driver changed"), {"device": "CPU"}]
+    faults = ["garbage beyond_tokens=500", "crash"]
 
     async def health(_):
-        body = {"status": "ready", "version": "1"}
+        body = {"status": "ready", "version": "1", "faults": faults}
         return web.json_response(body | {"models": [{"id": id_} | row for id_, row in scripted_node.models.items()]})
 
     scripted_node.health_respond = health
     assert main(["health"]) == 0
     url = scripted_node.url
-    assert capsys.readouterr().out.splitlines()[-3:] == [
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        f"{url}: has faults on demand: garbage beyond_tokens=500; crash",
         f"{url}: {EMBEDDER} on NPU (emulated): limited, prompts up to 480 tokens",
         f"{url}: {EMBEDDER} on GPU: failed, at noon: canary",
         f"{url}: {WRITER} on NPU: expired, the driver changed",
     ]
     assert main(["health", "--json"]) == 0
     [node] = json.loads(capsys.readouterr().out)
+    assert node["faults"] == faults
     assert [engine["certified"] for engine in node["models"][0]["engines"]] == ["limited", "certified"]
 
 

@@ -34,7 +34,7 @@ anthropic = Later("anthropic")
 ollama = Later("ollama")
 
 SEED = 20261124
-CALLS = 30
+CALLS = 40
 BLAMED = {429, 503, 504, 529}
 USAGE = {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
 STREAMS = {"sse": "text/event-stream", "lines": "application/x-ndjson"}
@@ -257,76 +257,57 @@ class Callers:
     def __init__(self, url):
         self._url = url
         options = {"api_key": "unused", "max_retries": 0, "timeout": 60}
-        self._openai = openai.OpenAI(base_url=url + "/v1", **options)
-        self._openai_async = openai.AsyncOpenAI(base_url=url + "/v1", **options)
-        self._anthropic = anthropic.Anthropic(base_url=url, **options)
-        self._anthropic_async = anthropic.AsyncAnthropic(base_url=url, **options)
-        self._ollama = ollama.Client(host=url)
-        self._ollama_async = ollama.AsyncClient(host=url)
+        self._openai = openai.AsyncOpenAI(base_url=url + "/v1", **options)
+        self._anthropic = anthropic.AsyncAnthropic(base_url=url, **options)
+        self._ollama = ollama.AsyncClient(host=url)
         self._http = aiohttp.ClientSession(url)
 
     async def close(self):
-        for client in (self._openai, self._anthropic, self._ollama._client):
-            client.close()
-        for client in (self._openai_async, self._anthropic_async):
-            await client.close()
-        await self._ollama_async._client.aclose()
+        await self._openai.close()
+        await self._anthropic.close()
+        await self._ollama._client.aclose()
         await self._http.close()
 
     async def openai_chat(self, text, got):
-        reply = await asyncio.to_thread(self._openai.chat.completions.create, **asks(text))
+        reply = await self._openai.chat.completions.create(**asks(text))
         got.append(reply.choices[0].message.content)
         assert reply.choices[0].finish_reason == "stop"
 
     async def openai_stream(self, text, got):
-        def call():
-            last = None
-            for chunk in self._openai.chat.completions.create(**asks(text), stream=True):
-                last = chunk.choices[0]
-                got.append(last.delta.content or "")
-            assert last.finish_reason == "stop"
-
-        await asyncio.to_thread(call)
-
-    async def openai_async_chat(self, text, got):
-        reply = await self._openai_async.chat.completions.create(**asks(text))
-        got.append(reply.choices[0].message.content)
-
-    async def openai_async_stream(self, text, got):
         last = None
-        async with await self._openai_async.chat.completions.create(**asks(text), stream=True) as stream:
+        async with await self._openai.chat.completions.create(**asks(text), stream=True) as stream:
             async for chunk in stream:
                 last = chunk.choices[0]
                 got.append(last.delta.content or "")
         assert last.finish_reason == "stop"
 
     async def openai_embed(self, text, got):
-        reply = await self._openai_async.embeddings.create(model=EMBEDDER, input=[text, f"{text}, too"])
+        reply = await self._openai.embeddings.create(model=EMBEDDER, input=[text, f"{text}, too"])
         got.extend(row.embedding for row in reply.data)
 
     async def anthropic_message(self, text, got):
-        reply = await asyncio.to_thread(self._anthropic.messages.create, **asks(text), max_tokens=9)
+        reply = await self._anthropic.messages.create(**asks(text), max_tokens=9)
         got.append(reply.content[0].text)
         assert reply.stop_reason == "end_turn"
 
     async def anthropic_stream(self, text, got):
-        async with self._anthropic_async.messages.stream(**asks(text), max_tokens=9) as stream:
+        async with self._anthropic.messages.stream(**asks(text), max_tokens=9) as stream:
             async for part in stream.text_stream:
                 got.append(part)
             assert (await stream.get_final_message()).stop_reason == "end_turn"
 
     async def ollama_chat(self, text, got):
-        reply = await asyncio.to_thread(self._ollama.chat, **asks(text))
+        reply = await self._ollama.chat(**asks(text))
         got.append(reply.message.content)
 
     async def ollama_stream(self, text, got):
         last = None
-        async for last in await self._ollama_async.chat(**asks(text), stream=True):
+        async for last in await self._ollama.chat(**asks(text), stream=True):
             got.append(last.message.content)
         assert last.done
 
     async def ollama_embed(self, text, got):
-        reply = await asyncio.to_thread(self._ollama.embed, EMBEDDER, [text, f"{text}, too"])
+        reply = await self._ollama.embed(EMBEDDER, [text, f"{text}, too"])
         got.extend(reply.embeddings)
 
     async def raw_embed(self, text, got):

@@ -3,8 +3,6 @@
 import asyncio
 import json
 
-import psutil
-
 MODEL = "smollm2-135m-instruct"
 LONG = {"ignore_eos": True, "stream_options": {"include_usage": True}}
 STORY = "Write a long story."
@@ -67,9 +65,3 @@ async def at_rest(http, node):
             if not in_flight and not any(now[name] for name in AT_REST):
                 return now
             await asyncio.sleep(0.1)
-
-
-def held_by(node):
-    """What the edge process holds of the system: its file descriptors, and its connections to clients."""
-    process = psutil.Process(node.process.pid)
-    return process.num_fds(), len(process.net_connections("tcp"))

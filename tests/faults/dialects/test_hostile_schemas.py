@@ -37,11 +37,7 @@ def chat(schema):
 def forced_tool(schema):
     tool = {
         "type": "function",
-        "function": {
-            "name": "call",
-            "parameters": {"type": "object", "properties": {"x": schema}},
-            "strict": True,
-        },
+        "function": {"name": "call", "parameters": {"type": "object", "properties": {"x": schema}}, "strict": True},
     }
     return "/v1/chat/completions", {"tools": [tool], "tool_choice": "required", "max_tokens": 16}
 

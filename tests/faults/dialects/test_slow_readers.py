@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.faults.engines.test_engine_faults import until
+from tests.faults.engines.test_engine_faults import no_canary, until
+from tests.support.scripted_runner import RUNNER
 from worker_node import server
 from worker_node.app import make_app
 from worker_node.core.types import Device
@@ -27,7 +28,6 @@ from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 
-ECHO = "tests.support.scripted_runner:ScriptedRunner"
 # Each is a token, and together more than all buffers between a handler and its reader hold: some 130 KiB.
 WORDS = " sea" * 2_000
 ROUTES = {
@@ -40,10 +40,6 @@ ROUTES = {
 }
 # What a token may take in memory while it waits: a few objects around an integer.
 BYTES_A_TOKEN = 1_000
-
-
-async def no_canary(_engine):
-    """An echo knows no answers."""
 
 
 @pytest.fixture
@@ -62,7 +58,7 @@ async def echoing_node(store, monkeypatch, stall_timeout_s):
         return sock
 
     installed = store.get("smollm2-135m-instruct")
-    spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, ECHO, {})
+    spec = EngineSpec(installed.id, installed.kind, str(installed.path), Device.CPU, RUNNER, {})
     engine = Engine(spec, no_canary, EngineLimits())
     placement = Placement(Device.CPU, engine, Admission("echo", AdmissionLimits(64)), 8192, 8192, eager=True)
     model = GenerationModel(installed, ChatTokenizer(installed.path, installed.context_limit), placements=(placement,))

@@ -8,7 +8,8 @@ import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.faults.engines.test_engine_faults import QUICK, RUNNER, no_canary, until
+from tests.faults.engines.test_engine_faults import QUICK, no_canary, until
+from tests.support.scripted_runner import RUNNER
 from worker_node.core.types import Device, ModelKind, RequestContext
 from worker_node.devices.memory import KERNEL
 from worker_node.encoders.jobs import RowResult, row_job
@@ -52,18 +53,21 @@ class Model:
         demand = Demand("m", self.placements, 8, 8, 1)
         return Execution(demand, context, await select_placement(demand, context)), context
 
-    async def answer(self, *tokens, seconds=60.0, on_first=None, head=False, **more):
-        """The tokens and the device of the answer to a prompt of these tokens; `more`: fields of `RequestContext`."""
+    async def answer(self, *tokens, seconds=60.0, on_first=None, head=False, whole=False, **more):
+        """The tokens and the device of the answer to a prompt of these tokens; `more`: fields of `RequestContext`.
+
+        It is sent token by token, or with `whole` at its end: then it can be run again until that.
+        """
         execution, context = await self.execution(seconds, **more)
         if head:
             execution.pinned = True
         job = GenerateJob(0, row_job([tokens], 0.0).tokens, 100, context.deadline)
-        got = []
         with execution.admitted():
             while not execution.done:
+                got = []
                 async with execution.attempt(job, TokenDelta) as deltas:
                     async for delta in deltas:
-                        execution.sent = True
+                        execution.sent = not whole
                         if not got and on_first:
                             on_first()
                         got += delta.tokens

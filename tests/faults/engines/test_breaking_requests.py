@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -10,11 +11,9 @@ from tests.faults.engines.test_engine_faults import QUICK, until
 from tests.support.scripted_runner import BREAK, LATE, POISON, TAKEN
 from worker_node.core.errors import RequestBreaksEngine
 from worker_node.core.types import Device
-from worker_node.encoders.jobs import row_job
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineState
 from worker_node.serving.run import MAX_RUNS
-from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 
 
 @pytest.mark.parametrize("announce", [True, False], ids=["calls are announced", "they are not"])
@@ -71,28 +70,16 @@ async def test_requests_that_break_an_engine_do_not_quarantine_it_while_it_answe
 LIMITS = EngineLimits(restart=replace(QUICK, crash_limit=100), stop_timeout_s=1.0)
 
 
-async def whole(model, *tokens):
-    """The answer to a prompt of these tokens, sent as a whole: it can be run again until its end."""
-    execution, context = await model.execution(120.0)
-    job = GenerateJob(0, row_job([tokens], 0.0).tokens, 100, context.deadline)
-    with execution.admitted():
-        while not execution.done:
-            got = []
-            async with execution.attempt(job, TokenDelta) as deltas:
-                async for delta in deltas:
-                    got += delta.tokens
-    return got
-
-
 @pytest.mark.parametrize("early", [TAKEN, POISON], ids=["when it is taken", "in its first step"])
 async def test_two_that_break_the_engine_at_once_are_refused_and_the_innocent_answered(early):
     async with serving(limits=LIMITS, announce=True, step_s=0.01) as model:
         (engine,) = model.engines
-        innocent = [asyncio.create_task(whole(model, *range(n, n + 20))) for n in range(1, 7)]
-        guilty = [asyncio.create_task(whole(model, first)) for first in (LATE, early)]
+        whole = partial(model.answer, seconds=120.0, whole=True)
+        innocent = [asyncio.create_task(whole(*range(n, n + 20))) for n in range(1, 7)]
+        guilty = [asyncio.create_task(whole(first)) for first in (LATE, early)]
         ends = await asyncio.gather(*guilty, return_exceptions=True)
         assert [type(end) for end in ends] == [RequestBreaksEngine, RequestBreaksEngine]
-        assert await asyncio.gather(*innocent) == [list(range(n, n + 20)) for n in range(1, 7)]
+        assert await asyncio.gather(*innocent) == [(list(range(n, n + 20)), Device.CPU) for n in range(1, 7)]
         status = await until(engine, EngineState.READY)
         assert status.restarts <= 1 + 2 * len(guilty)
         assert model.placements[0].admission.outstanding == 0

@@ -55,7 +55,7 @@ async def test_a_busy_engine_is_not_examined():
         await eventually(lambda: len(asked) > before + 1)
 
 
-async def test_a_lost_device_fails_its_jobs_with_the_reason_and_the_process_is_replaced():
+async def test_a_lost_device_fails_its_jobs_with_the_reason_and_the_process_is_replaced(caplog):
     limits = EngineLimits(restart=RestartLimits(first_backoff_s=0.05))
     async with running(limits=limits, garbage_after=0, lost=True) as engine:
         first = await until(engine, EngineState.READY)
@@ -64,6 +64,7 @@ async def test_a_lost_device_fails_its_jobs_with_the_reason_and_the_process_is_r
         await eventually(lambda: engine.status.restarts)
         assert "DEVICE_LOST" in engine.status.reason
         assert WAY_OUT in engine.status.reason
+        assert engine.status.reason in caplog.text
         assert (await until(engine, EngineState.READY)).pid != first.pid
 
 

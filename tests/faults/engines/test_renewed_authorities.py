@@ -44,6 +44,11 @@ class Authorities:
     def connector(self, index, **more):
         return aiohttp.TCPConnector(ssl=self.context(index), **more)
 
+    async def becomes(self, url, index, *, admitted):
+        async with asyncio.timeout(60):
+            while await self.admits(url, index) is not admitted:
+                await asyncio.sleep(0.01)
+
     async def admits(self, url, index):
         async with aiohttp.ClientSession(connector=self.connector(index, force_close=True)) as session:
             try:
@@ -58,12 +63,6 @@ def put(path, data):
     path.write_bytes(data)
     now = time.time_ns()
     os.utime(path, ns=(now, now))
-
-
-async def until(condition):
-    async with asyncio.timeout(60):
-        while not await condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_an_authority_of_clients_is_replaced_in_the_middle_of_streams(store, tmp_path, monkeypatch):
@@ -101,17 +100,13 @@ async def test_an_authority_of_clients_is_replaced_in_the_middle_of_streams(stor
         await goes_on(0)
         # Both are admitted for a time, with another certificate of the node.
         tls.serve(1, 0, 1)
-        await until(lambda: tls.admits(url, 1))
+        await tls.becomes(url, 1, admitted=True)
         assert await tls.admits(url, 0)
         streams.append(asyncio.create_task(follow(second, url, 1)))
         await goes_on(0, 1)
         # The first authority is withdrawn: its clients are admitted no more, and what they began goes on.
         tls.serve(2, 1)
-
-        async def refused():
-            return not await tls.admits(url, 0)
-
-        await until(refused)
+        await tls.becomes(url, 0, admitted=False)
         assert await tls.admits(url, 1)
         await goes_on(0, 1)
         # Files that cannot be used change nothing.

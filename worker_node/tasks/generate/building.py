@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from worker_node.core.types import Device
+from worker_node.core.types import NOTHING, Device
 from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
@@ -122,12 +122,16 @@ def _continuous(given: ContinuousOptions, target: Target) -> EnginePlan:
     kept = options.prefix_cache_tokens if options.enable_prefix_caching else 0
     cache = kv_cache_bytes(installed.path, max(min(limit, _USUAL_TOKENS), kept or 0)) or 0
     sequences, step_tokens = options.max_num_seqs, options.max_num_batched_tokens
+    # GenAI 2026.4.1 puts a beam's blocks of the KV cache under wrong hashes: later prompts that begin with the text of
+    # a beam would be given them, and be answered wrong.
+    beams = not options.enable_prefix_caching and not options.prompt_lookup
     return EnginePlan(
         options=options,
         admission=AdmissionLimits(256, parallel=min(64, sequences), sequences=sequences, step_tokens=step_tokens),
         prompt_limit=limit,
         total_limit=limit,
         memory=target.footprint(_CONTINUOUS, options.cache_size_gb * 2**30 or cache),
+        lacks=NOTHING if beams else frozenset({"beam_search"}),
     )
 
 
@@ -151,7 +155,7 @@ def _stateful(given: StatefulOptions, target: Target) -> EnginePlan:
         total_limit=total,
         memory=target.footprint(_STATEFUL, cache or 0),
         lengths=(prompt, given.min_response_len, chunk or 0),
-        lacks=frozenset({"n", "logprobs"}),
+        lacks=frozenset({"n", "logprobs", "beam_search"}),
         notes=notes,
     )
 

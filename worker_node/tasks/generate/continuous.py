@@ -219,8 +219,8 @@ class ContinuousRunner:
         self._prefills.stepped(seconds, sum(taken), decoding)
 
     def _decoding(self) -> int:
-        """How many answers are being generated."""
-        return sum(running.started for running in self._running.values())
+        """How many answers are being generated; each beam is one."""
+        return sum(running.job.sampling.beams or 1 for running in self._running.values() if running.started)
 
     def _read(self, job_id: int, running: Running, deltas: list[TokenDelta]) -> Event | None:
         status = running.handle.get_status()
@@ -235,6 +235,10 @@ class ContinuousRunner:
         tokens, logprobs, finish = running.read()
         finished = status == genai.GenerationStatus.FINISHED
         if not tokens and not finished:
+            # Beams are read when all are complete; their prompt is computed before.
+            if running.job.sampling.beams and running.left == 1:
+                running.started = True
+                self._queue.remove(job_id)
             return None
         self._queue.generated(running.prompt, len(tokens))
         # From the first token on it is an answer, no longer a prompt.
@@ -339,7 +343,9 @@ class Running:
         logprobs: list[float] = []
         finish = None
         while self.handle.can_read():
-            [output] = self.handle.read().values()
+            output, *others = self.handle.read().values()
+            if self.job.sampling.beams:
+                output = sorted([output, *others], key=lambda each: -each.score)[self.job.sampling.rank]
             tokens += output.generated_ids
             if self.job.sampling.logprobs:
                 logprobs += output.generated_log_probs

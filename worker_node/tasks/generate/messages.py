@@ -38,6 +38,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     `repetition_penalty` divides those of the prompt and the answer. `logprobs` asks for the logarithm of each chosen
     token's probability, `token_ids` for the ids of the answer's tokens. `choices` is how many answers to the prompt the
     caller wants; this is one of them.
+    With `beams` the likeliest answers are searched for, so many at a time, and this is the one at `rank`; a
+    `length_penalty` above 1 favours long ones.
     Within its first `min_tokens` tokens an answer does not end. `stop_token_ids` end it as stop sequences do.
 
     `open_fields` are the fields that the request says nothing of: there the model's own defaults count, unless its
@@ -60,6 +62,9 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     choices: int = 1
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    beams: int = 0
+    rank: int = 0
+    length_penalty: float = 1.0
     open_fields: tuple[str, ...] = ()
     dialect_defaults: Mapping[str, Any] | None = None
 

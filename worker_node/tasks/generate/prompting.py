@@ -110,6 +110,11 @@ async def prepare_generation(
     asks_for_form = request.grammar is not None or request.tool_use is not None
     if asks_for_form and (form := answer_form(model.installed.family, request)) is not None:
         grammar, ignored = await services.parts.of(SchemaCompiler).grammar(form, request.context.deadline)
+    if grammar is not None and request.sampling.beams:
+        raise UnsupportedParameter(
+            "use_beam_search: the form of an answer is not enforced; leave out tools and schemas, or this",
+            param="use_beam_search",
+        )
     sampling, without_effect = checked_sampling(model, request)
     request = replace(request, sampling=sampling)
     prompt = await _Prompting(services, model, request, pixels).prompt()
@@ -121,6 +126,7 @@ async def prepare_generation(
     wanted: dict[Feature, bool] = {
         "n": sampling.choices > 1,
         "logprobs": sampling.logprobs,
+        "beam_search": sampling.beams > 0,
     }
     demand = Demand(
         model.installed.id,
@@ -357,10 +363,10 @@ def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:
             f"{wanted} new tokens were asked for; {model.id} gives at most {model.max_tokens_limit} here",
             param="max_new_tokens",
         )
-    if sampling.choices > model.best_of_limit:
+    if (most := max(sampling.choices, sampling.beams)) > model.best_of_limit:
         raise BadRequest(
-            f"{sampling.choices} answers were asked for (n or best_of); {model.id} generates at most "
-            f"{model.best_of_limit} for one request here (best_of_limit)",
+            f"{most} answers were asked for (n or best_of); {model.id} generates at most {model.best_of_limit} for one "
+            "request here (best_of_limit)",
             param="n",
         )
 

@@ -46,6 +46,12 @@ def generation_config(
         if sampling.top_k:
             values["top_k"] = sampling.top_k
         values["rng_seed"] = sampling.seed if sampling.seed is not None else time.monotonic_ns() & 0x7FFFFFFF
+    if sampling.beams:
+        values |= {
+            "num_beams": sampling.beams,
+            "num_return_sequences": sampling.beams,
+            "length_penalty": sampling.length_penalty,
+        }
     config = genai.GenerationConfig()
     for name, value in values.items():
         try:

@@ -274,7 +274,7 @@ def repeated(request: GenerationRequest, count: int) -> list[GenerationRequest]:
     sampling, requests = request.sampling, []
     for index in range(count):
         seed = None if sampling.seed is None else sampling.seed + index
-        one = structs.replace(sampling, seed=seed, choices=count)
+        one = structs.replace(sampling, seed=seed, choices=count, rank=index)
         requests.append(replace(request, sampling=one))
     return requests
 

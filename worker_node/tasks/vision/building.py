@@ -83,7 +83,7 @@ class _VisionChat(ServedTask[GenerationModel]):
             prompt_limit=target.installed.context_limit,
             total_limit=target.installed.context_limit,
             memory=target.footprint(_WEIGHTS),
-            lacks=frozenset({"n", "logprobs"}),
+            lacks=frozenset({"n", "logprobs", "beam_search"}),
         )
         if not isinstance(given, VisionNpuOptions):
             return plan

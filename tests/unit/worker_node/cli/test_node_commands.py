@@ -30,14 +30,16 @@ MODEL = {
     "capabilities": ["embedding"],
     "details": {"family": "bert", "quantization": "f32", "licence": "mit", "dimensions": 32},
 }
+FAULT = "garbage beyond_tokens=500"
 PASSPORT = {
     "certified": "limited",
     "certified_reason": "prompts up to 480 tokens",
     "certified_limit": 480,
+    "faults": [],
 }
 DEVICES = [
     {"device": "NPU", "state": "ready", "emulated": True, **PASSPORT},
-    {"device": "CPU", "state": "unloaded"},
+    {"device": "CPU", "state": "unloaded", "faults": [FAULT]},
 ]
 LOADED = MODEL | {"state": "ready", "loaded": True, "devices": DEVICES, "memory": {"bytes": 51_000_000}}
 FAILED = {"id": "broken", "aliases": [], "state": "failed", "reason": "its weights are missing", "devices": []}
@@ -136,9 +138,10 @@ def test_list_shows_what_is_installed_and_what_of_it_is_loaded(api, capsys):
 
 def test_ps_shows_where_and_until_when(api, capsys):
     assert main(["ps"]) == 0
-    head, row = capsys.readouterr().out.splitlines()
+    head, row, faults = capsys.readouterr().out.splitlines()
     assert head.split() == ["NAME", "MEMORY", "DEVICE", "CONTEXT", "CERTIFIED", "UNLOADED"]
     assert re.split("  +", row) == ["tiny", "51 MB", "NPU (emulated)", "48", "limited to 480 tokens", "by hand"]
+    assert faults == f"This node has faults on demand: {FAULT}"
     assert main(["ps", "--json"]) == 0
     [shown] = json.loads(capsys.readouterr().out)
     assert shown["expires_in_s"] is None
@@ -339,51 +342,52 @@ def test_a_node_that_was_named_and_does_not_answer_is_an_error(monkeypatch, caps
     assert "NPU_NODE_URL" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("by", ["option", "variable"])
 @pytest.mark.parametrize(
     ("served", "given", "scheme", "problem"),
     [
-        ("node", ["CA_FILE"], None, None),
-        ("node", ["CA_FILE", "CLIENT_CERT"], None, None),
+        ("node", ["ca-file"], None, None),
+        ("node", ["ca-file", "caller"], None, None),
         ("node", [], None, "is not trusted (unable to get local issuer certificate): name the authority that issued it "
-         "with NPU_NODE_CA_FILE"),
-        ("elsewhere", ["CA_FILE"], None, "is not valid for '127.0.0.1'): set NPU_NODE_URL to a name that it has"),
-        ("node for callers", ["CA_FILE"], None, "give one that it trusts with NPU_NODE_CLIENT_CERT"),
-        ("node for callers", ["CA_FILE", "stranger"], None, "give one that it trusts with NPU_NODE_CLIENT_CERT"),
-        ("node for callers", ["CA_FILE", "CLIENT_CERT"], None, None),
+         "with --ca-file FILE or NPU_NODE_CA_FILE"),
+        ("elsewhere", ["ca-file"], None, "is not valid for '127.0.0.1'): set NPU_NODE_URL to a name that it has"),
+        ("node for callers", ["ca-file"], None, "give one that it trusts with --client-cert and --client-key"),
+        ("node for callers", ["ca-file", "stranger"], None, "give one that it trusts with --client-cert"),
+        ("node for callers", ["ca-file", "caller"], None, None),
         ("node", [], "http", "if it serves https, set NPU_NODE_URL to https://127.0.0.1"),
         (None, [], "https", "answers, but not with https: set NPU_NODE_URL to http://127.0.0.1"),
     ],
 )  # fmt: skip
 def test_a_wrong_certificate_or_scheme_is_said_with_what_to_set(
-    pki, monkeypatch, capsys, served, given, scheme, problem
+    pki, monkeypatch, capsys, served, given, scheme, problem, by
 ):
     name, _, callers = (served or "").partition(" for ")
     tls = ServerTls(*pki[name], pki["authority"] if callers else None).context if name else None
-    shown = pki["stranger" if "stranger" in given else "caller"]
-    if "CA_FILE" in given:
-        monkeypatch.setenv("NPU_NODE_CA_FILE", str(pki["authority"]))
-    if len(given) > 1:
-        for variable, file in zip(("CERT", "KEY"), shown, strict=True):
-            monkeypatch.setenv(f"NPU_NODE_CLIENT_{variable}", str(file))
+    files = {"ca-file": pki["authority"]} if "ca-file" in given else {}
+    for caller in given[1:]:
+        files["client-cert"], files["client-key"] = pki[caller]
+    options = [word for name, file in files.items() for word in (f"--{name}", str(file))] if by == "option" else []
+    for name, file in {} if options else files.items():
+        monkeypatch.setenv("NPU_NODE_" + name.upper().replace("-", "_"), str(file))
     with scripted(tls) as api:
         monkeypatch.setenv("NPU_NODE_URL", f"{scheme}://{api.url.partition('://')[2]}" if scheme else api.url)
-        assert main(["ps"]) == (1 if problem else 0)
+        assert main([*options, "ps"]) == (1 if problem else 0)
     assert (problem or "tiny") in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(
-    ("variable", "file", "problem"),
+    ("options", "problem"),
     [
-        ("CA_FILE", "none.pem", "NPU_NODE_CA_FILE: none.pem cannot be read: No such file"),
-        ("CA_FILE", __file__, "NPU_NODE_CA_FILE must be a PEM file of certificates, got "),
-        ("CLIENT_CERT", __file__, "NPU_NODE_CLIENT_CERT and NPU_NODE_CLIENT_KEY must be PEM files, and a pair"),
-        ("CLIENT_KEY", __file__, "NPU_NODE_CLIENT_KEY is set without NPU_NODE_CLIENT_CERT"),
+        (["--ca-file", "none.pem"], "--ca-file (NPU_NODE_CA_FILE): none.pem cannot be read: No such file"),
+        (["--ca-file", __file__], "--ca-file (NPU_NODE_CA_FILE) must be a PEM file of certificates, got "),
+        (["--client-cert", __file__], "--client-key (NPU_NODE_CLIENT_KEY) must be PEM files, and a pair"),
+        (["--client-key", __file__], "--client-key (NPU_NODE_CLIENT_KEY) is set without --client-cert"),
     ],
 )
-def test_tls_files_that_cannot_be_used_are_named(api, monkeypatch, capsys, variable, file, problem):
-    monkeypatch.setenv(f"NPU_NODE_{variable}", file)
-    assert main(["list"]) == 1
-    assert f"npu-node: {problem}" in capsys.readouterr().err
+def test_tls_files_that_cannot_be_used_are_named(api, capsys, options, problem):
+    for command in (["run", "tiny"], ["pull", "tiny"], ["list"], ["ps"], ["show", "tiny"], ["stop", "t"], ["rm", "t"]):
+        assert main([*command, *options]) == 1
+        assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

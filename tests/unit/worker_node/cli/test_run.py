@@ -161,13 +161,22 @@ def test_an_embedding_model_answers_with_a_vector():
 @pytest.mark.parametrize(("words", "piped"), [([], ""), ([], " \n"), ([""], "")])
 def test_an_empty_prompt_loads_the_model_and_asks_it_nothing(monkeypatch, capsys, words, piped):
     node = ScriptedNode()
-    monkeypatch.setattr("worker_node.cli.node_client.node_or_none", lambda: contextlib.nullcontext(node))
+    monkeypatch.setattr("worker_node.cli.node_client.node_or_none", lambda _args: contextlib.nullcontext(node))
     monkeypatch.setattr("sys.stdin", io.StringIO(piped))
     assert main(["run", "m", *words]) == 0
     assert (node.loaded, node.asked) == (["/models/m/load"], [])
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "m: the prompt is empty, so the model is only loaded" in captured.err
+
+
+@pytest.mark.parametrize(
+    "words", ["", "--job title", "--input text", "--job title --input text tiny", "tiny --input text"]
+)
+def test_run_takes_a_model_or_a_bounded_job_with_its_input(words, capsys):
+    with pytest.raises(SystemExit):
+        main(["run", *words.split()])
+    assert "takes a MODEL (npu-node list --all shows them), or --job with --input" in capsys.readouterr().err
 
 
 def test_without_a_node_the_message_names_the_command_that_starts_one(monkeypatch, capsys):

@@ -62,12 +62,7 @@ def _to_fifo(path):
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
-    [
-        (_truncate, "its hash is not"),
-        (_flip, "its hash is not"),
-        (os.unlink, "is missing"),
-        (_to_fifo, "missing"),
-    ],
+    [(_truncate, "its hash is not"), (_flip, "its hash is not"), (os.unlink, "is missing"), (_to_fifo, "missing")],
     ids=["truncated", "one bit", "removed", "a pipe"],
 )
 def test_a_changed_blob_is_rejected_by_its_name_before_anything_native_reads_it(blobs, damage, reason):

@@ -1,7 +1,6 @@
 """The NPU: found by its driver, its counters and users, and the busy time of runs, real or emulated."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -194,9 +193,3 @@ def test_memory_and_frequency_are_read_once_a_second_and_a_suspended_device_has_
     assert source.read().busy_time_us.value == source.busy_time().value == 1400, "a proof needs it as it is now"
     now[0] += 0.1
     assert source.read().frequency_mhz.value == 1400
-
-
-def test_no_alert_judges_the_frequency():
-    rules = (Path(__file__).parents[4] / "config" / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
-    assert "npu_device_busy" in rules
-    assert "frequency" not in rules

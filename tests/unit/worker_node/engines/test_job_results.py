@@ -16,12 +16,7 @@ DEADLINE, LATER = 1050.0, 1100.0
 
 @pytest.mark.parametrize(
     ("begins", "ends", "cancelled"),
-    [
-        (False, math.inf, DEADLINE),
-        (True, DEADLINE, DEADLINE),
-        (True, LATER, LATER),
-        (True, math.inf, None),
-    ],
+    [(False, math.inf, DEADLINE), (True, DEADLINE, DEADLINE), (True, LATER, LATER), (True, math.inf, None)],
 )
 def test_results_that_have_begun_go_on_until_they_must_end(monkeypatch, begins, ends, cancelled):
     seen = []

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.application import application
 from worker_node.core.types import Device
+from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http.health import node_status, status_reason
 from worker_node.node import NodeState
@@ -92,3 +93,20 @@ async def test_key_holders_and_callers_of_a_node_without_keys_are_told_all(keys,
     status, fields = await told(keys, headers)
     assert status == 200
     assert fields >= PRIVATE
+
+
+async def test_the_devices_have_every_property_or_the_reason_why_not(tmp_path):
+    async with application((), NodeSettings(model_store=tmp_path)) as (client, node):
+        properties = {"FULL_DEVICE_NAME": "Intel(R) AI Boost", "NPU_DRIVER_VERSION": None}
+        npu = DeviceInfo("NPU", properties, {"NPU_DRIVER_VERSION": "the driver does not answer"})
+        node.probe = Probe((npu,), "2026.4.1")
+        body = await (await client.get("/health/devices")).json()
+    counters = body.pop("npu_counters")
+    shown = {
+        "FULL_DEVICE_NAME": {"value": "Intel(R) AI Boost", "reason": None},
+        "NPU_DRIVER_VERSION": {"value": None, "reason": "the driver does not answer"},
+    }
+    assert body == {"openvino": "2026.4.1", "error": None, "devices": [{"name": "NPU", "properties": shown}]}
+    assert counters.pop("emulated") is False
+    assert set(counters) == {"busy_time_us", "memory_bytes", "frequency_mhz"}
+    assert all((counter["value"] is None) == bool(counter["reason"]) for counter in counters.values())

@@ -159,7 +159,46 @@ async def test_a_pull_goes_on_without_its_reader_and_is_followed_by_the_same_req
     assert refused == {"error": "no network"}
 
 
-async def test_requests_pull_files_of_the_pull_roots_only_and_learn_of_no_others(tmp_path, monkeypatch):
+async def test_a_pull_is_a_job_that_both_dialects_follow(served, monkeypatch):
+    client, node, *_ = served
+    monkeypatch.setattr("worker_node.http.models._KEPT", 1)
+    go = asyncio.Event()
+
+    async def pull(name, progress):
+        progress.stage("downloading", 10)
+        await go.wait()
+        progress.update(10)
+        if name == "smollm2":
+            raise DownloadFailed("no network")
+
+    monkeypatch.setattr(node.manager, "pull", pull)
+    job = await get(client, "/models/pull", 202, "POST", json={"name": "all-minilm"})
+    failing = await get(client, "/models/pull", 202, "POST", json={"name": "smollm2"})
+    assert (job["state"], job["name"], job["error"]) == ("running", "all-minilm", None)
+    assert (await get(client, "/models/pull", 202, "POST", json={"name": "all-minilm"}))["id"] == job["id"]
+    following = {"Accept": "text/event-stream"}
+    async with (
+        client.get(f"/models/jobs/{job['id']}", headers=following) as reply,
+        client.post("/models/pull", json={"name": "smollm2"}, headers=following) as failed,
+        client.post("/api/pull", json={"model": "all-minilm"}) as ollamas,
+    ):
+        assert reply.content_type == "text/event-stream"
+        go.set()
+        events = [json.loads(line[6:]) async for line in reply.content if line.startswith(b"data: ")]
+        failures = [json.loads(line[6:]) async for line in failed.content if line.startswith(b"data: ")]
+        assert json.loads((await ollamas.text()).splitlines()[-1]) == {"status": "success"}
+    assert (events[0]["state"], events[-1]["state"]) == ("running", "done")
+    assert (events[-1]["completed"], events[-1]["total"]) == (10, 10)
+    assert (failures[-1]["id"], failures[-1]["state"]) == (failing["id"], "failed")
+    assert failures[-1]["error"]["code"] == "model_error"
+    assert await get(client, f"/models/jobs/{failing['id']}") == failures[-1]
+    await get(client, "/models/pull", 202, "POST", json={"name": "all-minilm"})
+    gone = await get(client, f"/models/jobs/{job['id']}", 404)
+    assert gone["error"]["code"] == "job_not_found", "of those that ended the last are kept"
+
+
+@pytest.mark.parametrize(("path", "field"), [("/api/pull", "model"), ("/models/pull", "name")])
+async def test_requests_pull_files_of_the_pull_roots_only_and_learn_of_no_others(tmp_path, monkeypatch, path, field):
     roots, hidden = tmp_path / "roots", tmp_path / "hidden"
     for directory in (roots / "mine", hidden / "secret"):
         directory.mkdir(parents=True)
@@ -181,17 +220,17 @@ async def test_requests_pull_files_of_the_pull_roots_only_and_learn_of_no_others
             "/etc/shadow/x",
         )
         for name in map(str, (*outside, "./mine", "../x.gguf", "~/x", "/" + "a" * 300, "/x\0y")):
-            async with client.post("/api/pull", json={"model": name}) as reply:
+            async with client.post(path, json={field: name}) as reply:
                 answers.add((reply.status, (await reply.text()).partition("requests may")[2]))
         [(status, text)] = answers
         assert status == 400
         assert "absolute path below one of the node's pull_roots" in text
-        async with client.post("/api/pull", json={"model": str(roots / "mine")}) as reply:
+        async with client.post(path, json={field: str(roots / "mine")}) as reply:
             assert reply.status in {200, 202}, await reply.text()
             await reply.read()
         assert pulled == [str(roots / "mine")]
         node.settings = NodeSettings(model_store=tmp_path / "store")
-        async with client.post("/api/pull", json={"model": str(roots / "mine")}) as reply:
+        async with client.post(path, json={field: str(roots / "mine")}) as reply:
             assert reply.status == 400
 
 

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from tests.support.application import built_models
 from tests.support.writing import WRITER, writing
 from worker_node.core.errors import BadRequest, UnsupportedParameter
+from worker_node.core.types import NOTHING
 from worker_node.http.leniency import Ignored, sift
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.http import parameters
@@ -144,6 +145,20 @@ async def test_what_a_request_says_counts_and_the_rest_is_filled_in(store, given
     async with writing(store, sampling_defaults=MODELS) as (client, _, engine):
         assert await job_of(client, engine, "/v1/completions", **given) == MODELS | changed
         assert await job_of(client, engine, "/api/generate", options=given) == OLLAMAS | changed
+
+
+async def test_beams_are_searched_as_asked_and_not_as_the_model_samples(store):
+    beams = {"model": WRITER, "prompt": "Hello", "use_beam_search": True, "best_of": 4, "length_penalty": 0.5}
+    async with writing(store, sampling_defaults=MODELS) as (client, node, engine):
+        for placement in node.manager.models[0].placements:
+            object.__setattr__(placement, "lacks", NOTHING)
+        async with client.post("/v1/completions", json=beams | {"n": 2}) as reply:
+            assert len((await reply.json())["choices"]) == 2
+        jobs = [job.sampling for job in engine.jobs]
+        assert sorted((job.beams, job.rank, job.length_penalty) for job in jobs) == [(4, 0, 0.5), (4, 1, 0.5)]
+        assert {(job.temperature, job.repetition_penalty) for job in jobs} == {(0.0, 1.0)}
+        async with client.post("/v1/completions", json=beams | {"guided_choice": ["yes"]}) as reply:
+            assert "the form of an answer is not enforced" in await reply.text()
 
 
 async def test_a_default_length_bounds_silent_requests_and_refuses_none(store):

@@ -19,6 +19,7 @@ ASKING = {
     "GET /v1/models": None,
     f"GET /v1/models/{NAME}": None,
     "GET /api/tags": None,
+    "POST /models/pull": {"name": "/net/a-server-that-is-gone/model"},
     "POST /api/pull": {"model": "/net/a-server-that-is-gone/model"},
     "POST /embeddings": {"model": NAME, "texts": ["hello"]},
     "POST /inference": {"model": NAME, "prompt": "hello"},

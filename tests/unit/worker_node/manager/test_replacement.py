@@ -167,21 +167,22 @@ def test_an_engine_that_is_killed_during_a_change_costs_no_more_than_its_own_res
             killed._task.cancel()
         if killed.pid is not None:
             killed._end(EngineState.BACKING_OFF)
-        restart = asyncio.get_running_loop().call_later(
-            2, lambda: killed.state is EngineState.BACKING_OFF and killed._end(EngineState.UNLOADED)
-        )
+
+        def restarted():
+            if killed.state is EngineState.BACKING_OFF:
+                killed._end(EngineState.UNLOADED)
+
+        restart = asyncio.get_running_loop().call_later(2, restarted)
         problem = await changing
         restart.cancel()
         if problem is not None:
             assert of_the_later
             assert world.model is old
-        for device in (NPU, CPU):
-            if killed not in [placement.engine for placement in world.model.placements]:
-                await world.request(device, limit_s=25.0)
+        serves = killed in [placement.engine for placement in world.model.placements]
+        for device in (NPU, CPU) * (not serves):
+            await world.request(device, limit_s=25.0)
         await asyncio.sleep(50)
-        assert len(world.machine.memory) == 2 - (
-            killed in [placement.engine for placement in world.model.placements] and killed.pid is None
-        )
+        assert len(world.machine.memory) == 2 - (serves and killed.pid is None)
 
     run(scenario)
 

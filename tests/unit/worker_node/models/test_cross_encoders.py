@@ -1,17 +1,18 @@
 """Cross-encoders become reranking models that compute what their files say, against BERT in plain numpy."""
 
 import json
+from functools import partial
 
 import numpy as np
 import openvino as ov
 import pytest
 from tokenizers import Tokenizer
 
-from tests.support.cross_encoders import task_job, write_tiny
+from tests.support.cross_encoders import write_tiny
 from tests.support.numpy_bert import bert_logits, roberta_logits
+from tests.support.published import install
 from worker_node.core.errors import ConversionFailed
-from worker_node.models.convert.job import perform
-from worker_node.models.directory import read_model
+from worker_node.models.store import ModelStore
 
 pytestmark = pytest.mark.slow
 
@@ -19,15 +20,8 @@ PAIRS = [("how tall is it", "the tower is 330 metres tall"), ("cats", "the cat s
 
 
 @pytest.fixture
-def converted(tmp_path):
-    def convert(source, **more):
-        target, scratch = tmp_path / f"{source.name}-model", tmp_path / "scratch"
-        target.mkdir()
-        scratch.mkdir(exist_ok=True)
-        perform(task_job(source, target, scratch, **more), lambda _stage: None)
-        return read_model(target)
-
-    return convert
+def converted(in_process, store_root):
+    return partial(install, ModelStore())
 
 
 def encoded(model, query, document):
@@ -82,15 +76,6 @@ def test_an_export_in_openvino_form_is_taken_as_it_is(tmp_path, converted, label
     model = converted(export)
     assert model.kind == "rerank"
     assert logits(model, PAIRS) == pytest.approx(logits(built, PAIRS), abs=1e-6)
-
-
-def test_a_token_beyond_the_embedding_matrix_is_refused(tmp_path, converted):
-    write_tiny(tmp_path / "source")
-    tokenizer = Tokenizer.from_file(str(tmp_path / "source/tokenizer.json"))
-    tokenizer.add_tokens(["<new>"])
-    tokenizer.save(str(tmp_path / "source/tokenizer.json"))
-    with pytest.raises(ConversionFailed, match="token '<new>' has the id"):
-        converted(tmp_path / "source")
 
 
 @pytest.mark.parametrize(

@@ -36,22 +36,17 @@ def write_sizes(directory, sizes):
 def test_prompts_are_those_of_the_files(tmp_path, declared, expected):
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": declared}))
     assert prompts_of(tmp_path, JOB) == expected
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling/config.json").write_text('{"include_prompt": false}')
+    assert prompts_of(tmp_path, JOB) == {}, "its pooling leaves the prompt out"
 
 
 def test_the_catalog_has_the_prompts_and_sizes_of_models_whose_files_declare_none(tmp_path):
-    e5, mxbai = (
-        msgspec.structs.replace(JOB, entry=Catalog.load().find(name)) for name in ("e5-small", "mxbai-embed-large")
-    )
+    entries = [Catalog.load().find(name) for name in ("e5-small", "mxbai-embed-large")]
+    e5, mxbai = (msgspec.structs.replace(JOB, entry=entry) for entry in entries)
     assert prompts_of(tmp_path, e5) == {"query": "query: ", "document": "passage: "}
     write_sizes(tmp_path, None)
     assert 512 in matryoshka_of(tmp_path, mxbai, 1024)
-
-
-def test_a_model_whose_pooling_leaves_the_prompt_out_has_none_here(tmp_path):
-    (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling/config.json").write_text('{"include_prompt": false}')
-    (tmp_path / "config_sentence_transformers.json").write_text('{"prompts": {"query": "q: "}}')
-    assert prompts_of(tmp_path, JOB) == {}
 
 
 def test_sizes_are_those_below_the_models_own_in_order(tmp_path):

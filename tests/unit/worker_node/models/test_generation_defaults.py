@@ -17,7 +17,8 @@ def read(tmp_path):
     return read_it
 
 
-def test_a_model_that_samples_is_read_whole(read):
+def test_a_model_that_samples_is_read_whole(read, tmp_path):
+    assert sampling_defaults(tmp_path) == {}, "it has no such file"
     config = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "min_p": 0}
     expected = {name: value for name, value in config.items() if name != "do_sample"}
     assert read(**config, max_new_tokens=2048, eos_token_id=[1, 2]) == expected | {"max_new_tokens": 2048}
@@ -28,10 +29,6 @@ def test_without_do_sample_it_is_greedy_and_with_it_the_temperature_is_1(read):
     assert read(do_sample=False)["temperature"] == 0
     assert read(do_sample=True) == {"temperature": 1.0}
     assert read(do_sample=True, temperature=0.7, top_p=0) == {"temperature": 0.0, "top_p": 1.0}
-
-
-def test_a_directory_without_the_file_has_none(tmp_path):
-    assert sampling_defaults(tmp_path) == {}
 
 
 @pytest.mark.parametrize(

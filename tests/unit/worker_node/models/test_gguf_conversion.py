@@ -46,10 +46,13 @@ def step(request, ids, past=0, padding=0):
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_each_architecture_computes_what_llama_cpp_does(make_gguf, architecture):
-    """Its rotary embedding is one operation on a CPU: two in each layer."""
-    path = make_gguf(architecture=architecture)
+@pytest.mark.parametrize(
+    ("architecture", "stored_twice"), [*((name, False) for name in ARCHITECTURES), ("llama", True)]
+)
+def test_each_architecture_computes_what_llama_cpp_does(make_gguf, architecture, stored_twice):
+    """Its rotary embedding is one operation on a CPU: two in each layer. A tied matrix that is stored twice is looked
+    up in one and multiplied by the other."""
+    path = make_gguf(architecture=architecture, stored_twice=stored_twice)
     request, expected = compiled(converted(path)), numpy_decoder.logits(path, IDS)
     found = np.concatenate([step(request, IDS[None, :7]), step(request, IDS[None, 7:], past=7)], axis=1)
     np.testing.assert_allclose(found[0], expected, atol=1e-3)
@@ -64,14 +67,6 @@ def test_a_shorter_text_of_a_batch_is_not_changed_by_its_padding(make_gguf):
     found = step(compiled(converted(path)), np.stack([IDS, short]), padding=[0, 3])
     np.testing.assert_allclose(found[0], numpy_decoder.logits(path, IDS), atol=1e-3)
     np.testing.assert_allclose(found[1, 3:], numpy_decoder.logits(path, IDS[:9]), atol=1e-3)
-
-
-@pytest.mark.usefixtures("exact")
-def test_a_tied_matrix_that_is_stored_twice_is_looked_up_in_one_and_multiplied_by_the_other(make_gguf):
-    path = make_gguf(stored_twice=True)
-    np.testing.assert_allclose(
-        step(compiled(converted(path)), IDS[None])[0], numpy_decoder.logits(path, IDS), atol=1e-3
-    )
 
 
 @pytest.mark.parametrize("quantization", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])

@@ -13,21 +13,10 @@ from worker_node.models.downloads import fetch_head, list_repository
 from worker_node.models.pull import fetch_hub
 
 WEIGHTS = bytes(range(256)) * 2048
-OPENVINO = {
-    "openvino_model.xml": b"<net/>",
-    "openvino_model.bin": WEIGHTS,
-    "openvino_tokenizer.xml": b"<t/>",
-    "openvino_tokenizer.bin": b"t",
-    "openvino_detokenizer.xml": b"<d/>",
-    "openvino_detokenizer.bin": b"d",
-    "config.json": b"{}",
-    "README.md": b"not wanted",
-    "pytorch_model.bin": b"not wanted",
-    "onnx/model.onnx": b"not wanted",
-    "sub/openvino_model.bin": b"not wanted",
-    "model.safetensors": b"not wanted",
-    "chat_template.jinja": b"template",
-}
+GRAPHS = {f"openvino_{part}.xml": b"<net/>" for part in ("model", "tokenizer", "detokenizer")}
+WANTED = GRAPHS | {name.replace(".xml", ".bin"): b"w" for name in GRAPHS} | {"openvino_model.bin": WEIGHTS}
+WANTED |= {"config.json": b"{}", "chat_template.jinja": b"template"}
+OTHERS = ("README.md", "pytorch_model.bin", "onnx/model.onnx", "sub/openvino_model.bin", "model.safetensors")
 REFERENCE = HubReference("maker/model")
 
 
@@ -53,16 +42,17 @@ def waits(monkeypatch):
 
 @pytest.fixture
 def repository(hub):
-    hub.repositories["maker/model"] = repository = Repository(dict(OPENVINO), card={"license": "mit"})
+    hub.repositories["maker/model"] = repository = Repository(
+        WANTED | dict.fromkeys(OTHERS, b"not wanted"), card={"license": "mit"}
+    )
     return repository
 
 
 def test_an_openvino_directory_arrives_verified_and_without_anything_else(hub, repository, tmp_path):
     progress = Recorder()
     arrived = fetch_hub(REFERENCE, tmp_path / "d", progress)
-    wanted = {name for name in OPENVINO if name.startswith(("openvino_", "config", "chat_template"))}
     assert arrived.format is SourceFormat.OPENVINO
-    assert arrived.hashes == {name: hashlib.sha256(OPENVINO[name]).hexdigest() for name in wanted}
+    assert arrived.hashes == {name: hashlib.sha256(content).hexdigest() for name, content in WANTED.items()}
     assert (tmp_path / "d/openvino_model.bin").read_bytes() == WEIGHTS
     assert not (tmp_path / "d/README.md").exists()
     assert (arrived.licence, arrived.origin) == ("mit", f"hub maker/model@{COMMIT}")
@@ -94,15 +84,11 @@ def test_a_pull_that_failed_is_continued_by_the_next_one(hub, repository, tmp_pa
     assert spans(hub) == [f"bytes=300000-{len(WEIGHTS) - 1}"]
 
 
-def test_a_server_without_ranges_sends_it_all_again(hub, repository, tmp_path):
+def test_a_server_without_ranges_sends_it_all_again_and_no_more_than_was_asked_for_is_kept(hub, repository, tmp_path):
     hub.ignore_ranges = True
     hub.cuts["openvino_model.bin"] = [300_000]
     fetch_hub(REFERENCE, tmp_path / "d", Silent())
     assert (tmp_path / "d/openvino_model.bin").read_bytes() == WEIGHTS
-
-
-def test_no_more_than_what_was_asked_for_is_kept_of_an_answer(hub, repository, tmp_path):
-    hub.ignore_ranges = True
     listing = list_repository(REFERENCE)
     (weights,) = [file for file in listing.files if file.path == "openvino_model.bin"]
     assert fetch_head(REFERENCE, listing, weights, tmp_path, 1000).read_bytes() == WEIGHTS[:1000]

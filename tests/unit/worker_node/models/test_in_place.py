@@ -57,18 +57,13 @@ def test_it_is_prepared_once_and_again_when_a_file_or_an_option_changes(in_proce
     assert other.path != again.path
 
 
-def without_modules(make_bert):
-    """An encoder as a plain BertModel is published."""
-    directory, _ = make_bert("plain")
-    for name in ("modules.json", "sentence_bert_config.json"):
-        (directory / name).unlink()
-    shutil.rmtree(directory / "1_Pooling")
-    (directory / "tokenizer_config.json").write_text('{"model_max_length": 32}')
-    return directory
-
-
 def test_pooling_counts_where_the_files_do_not_specify_it(in_process, make_bert, opened):
-    plain = without_modules(make_bert)
+    """As a plain BertModel is published."""
+    plain, _ = make_bert("plain")
+    for name in ("modules.json", "sentence_bert_config.json"):
+        (plain / name).unlink()
+    shutil.rmtree(plain / "1_Pooling")
+    (plain / "tokenizer_config.json").write_text('{"model_max_length": 32}')
     with pytest.raises(ConfigurationError, match=r'plain: no modules.json .* set pooling = "mean" or "cls"'):
         opened(plain)
     for pooling, mode in (("mean", "mean_tokens"), ("cls", "cls_token")):
@@ -113,15 +108,12 @@ def test_a_manifest_is_read_where_it_is(in_process, store_root, make_bert, opene
         opened(installed.path, pooling="cls")
 
 
-def test_what_is_no_model_is_told(in_process, opened, tmp_path):
+def test_what_is_no_model_and_a_place_that_cannot_be_written_are_told(in_process, make_bert, opened, tmp_path):
     with pytest.raises(ConfigurationError, match="nowhere is not a directory"):
         open_directory(tmp_path / "nowhere", "mine", tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigurationError, match=r"empty: holds neither openvino_model.xml nor model.safetensors"):
         opened(tmp_path / "empty")
-
-
-def test_a_place_for_what_is_prepared_that_cannot_be_written_is_told(in_process, make_bert, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"file/prepared cannot be written .* set compile_cache"):
         open_directory(make_bert()[0], "mine", tmp_path / "file/prepared")
@@ -137,6 +129,6 @@ def test_a_decoder_embeds_by_its_last_token_beside_longer_texts_too(in_process, 
     assert {port.any_name for port in graph.inputs} == {"input_ids", "attention_mask"}
     rows = [[2, 5, 9, 3], [2, 7, 3], [2, 3]]
     ids = np.array([row + [0] * (6 - len(row)) for row in rows], dtype=np.int64)
-    mask = np.array([[1] * len(row) + [0] * (6 - len(row)) for row in rows], dtype=np.int64)
+    mask = (ids > 0).astype(np.int64)
     vectors = graph({"input_ids": ids, "attention_mask": mask})["embedding"]
     np.testing.assert_allclose(vectors, [decoder.last(row) for row in rows], atol=1e-5)

@@ -49,9 +49,15 @@ def test_a_damaged_manifest_fails_with_its_name(tmp_path_factory, junk):
     (directory / MANIFEST_FILE).write_bytes(junk)
     with pytest.raises(ConfigurationError, match=MANIFEST_FILE):
         read_model(directory)
+    (directory / CANARY_FILE).write_bytes(junk)
+    with pytest.raises(ConfigurationError, match=CANARY_FILE):
+        read_canary(directory, EmbeddingCanary)
 
 
-def test_a_manifest_of_a_newer_version_is_refused(tmp_path):
+def test_a_manifest_of_a_newer_version_and_a_canary_without_vectors_are_refused(tmp_path):
+    (tmp_path / CANARY_FILE).write_text('{"texts":["a"],"vectors":[],"min_cosine":0.9}')
+    with pytest.raises(ConfigurationError, match=CANARY_FILE):
+        read_canary(tmp_path, EmbeddingCanary)
     with pytest.raises(ConfigurationError, match="version 2"):
         read_model(write_model(tmp_path / "m", version=2))
 
@@ -62,13 +68,6 @@ def test_a_file_that_is_gone_or_cut_is_named(tmp_path, damage):
     damage(directory / "openvino_model.xml")
     with pytest.raises(ConfigurationError, match=r"openvino_model\.xml"):
         read_model(directory)
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"texts":["a"],"vectors":[],"min_cosine":0.9}'])
-def test_a_damaged_canary_fails_with_its_name(tmp_path, content):
-    (tmp_path / CANARY_FILE).write_bytes(content)
-    with pytest.raises(ConfigurationError, match=CANARY_FILE):
-        read_canary(tmp_path, EmbeddingCanary)
 
 
 def test_an_answer_is_accepted_in_any_case_and_only_with_every_part():

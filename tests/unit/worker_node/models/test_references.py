@@ -6,12 +6,7 @@ import pytest
 
 from worker_node.core.errors import BadRequest, ModelNotFound
 from worker_node.models.catalog import Catalog, CatalogEntry, HubReference
-from worker_node.models.sources import (
-    LocalReference,
-    alias_of,
-    is_foreign,
-    parse_reference,
-)
+from worker_node.models.sources import LocalReference, alias_of, is_foreign, parse_reference
 
 CATALOG = Catalog.load()
 
@@ -64,9 +59,6 @@ def test_a_path_is_known_by_its_form_and_not_by_what_is_there(monkeypatch):
 def test_anything_else_is_not_found_and_the_message_names_the_accepted_forms(name):
     with pytest.raises(ModelNotFound, match="ORG/REPO"):
         parse_reference(name, CATALOG)
-
-
-def test_a_name_with_a_typing_error_is_answered_with_the_nearest():
     with pytest.raises(ModelNotFound, match="did you mean smollm2-135m-instruct"):
         parse_reference("smolm2", CATALOG)
 

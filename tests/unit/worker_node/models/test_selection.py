@@ -30,11 +30,8 @@ def test_an_openvino_encoder_needs_a_tokenizer_of_its_own():
 def test_a_gguf_file_is_chosen_by_quantization(tag, expected):
     paths = ["m.Q8_0.gguf", "m.Q4_K_M.gguf", "sub/m-q4_0.gguf", "mmproj-Q4_K_M.gguf", "README.md"]
     assert chosen(*paths, tag=tag) == (SourceFormat.GGUF, {expected})
-
-
-def test_8_bits_are_the_second_choice_and_a_single_file_needs_none():
-    assert chosen("m.F16.gguf", "m.Q8_0.gguf")[1] == {"m.Q8_0.gguf"}
-    assert chosen("odd-name.gguf")[1] == {"odd-name.gguf"}
+    assert chosen("m.F16.gguf", "m.Q8_0.gguf")[1] == {"m.Q8_0.gguf"}, "8 bits are the second choice"
+    assert chosen("odd-name.gguf")[1] == {"odd-name.gguf"}, "a single file needs none"
 
 
 ENCODER = ["model.safetensors", "modules.json", "config.json", "tokenizer.json"]
@@ -70,11 +67,7 @@ def test_shards_are_taken_together_and_not_in_part():
         (["m.Q8_0-00001-of-00002.gguf"], None, "split files"),
         (["openvino_model.xml"], "Q4_0", "holds no GGUF file"),
         (["openvino_model.xml", "openvino_detokenizer.xml"], None, r"lacks openvino_model\.bin"),
-        (
-            ["openvino_language_model.xml", "openvino_vision_embeddings_model.xml"],
-            None,
-            "not a whole model in OpenVINO form",
-        ),
+        (["openvino_language_model.xml", "openvino_vision_embeddings_model.xml"], None, "not a whole model"),
         (["openvino_encoder_model.xml"], None, "does not serve"),
         (["model.safetensors", "config.json"], None, "optimum-cli export openvino"),
         (["onnx_model.onnx"], None, "optimum-cli export openvino"),

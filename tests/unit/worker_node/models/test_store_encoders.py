@@ -10,6 +10,7 @@ import pytest
 from openvino import opset13 as op
 from tokenizers import Tokenizer
 
+from tests.support.cross_encoders import write_tiny
 from tests.support.published import install
 from tests.support.tiny_encoder import WORDS, embed
 from worker_node.core.errors import BadRequest, ConfigurationError, ConversionFailed, ModelNotFound
@@ -35,7 +36,6 @@ def test_an_encoder_is_installed_with_all_that_a_node_needs(store_root, make_ber
     assert {path.name for path in store_root.iterdir()} == {"tiny", ".locks"}
 
 
-# More than 5 s on a busy core: six conversions.
 def test_the_space_is_another_when_weights_pooling_normalisation_or_tokenizer_are(store_root, make_bert):
     store = ModelStore()
     variants = {
@@ -78,18 +78,11 @@ def test_the_space_of_an_installed_model_is_that_of_its_content_now(store_root, 
 def export(directory, target, *, output="last_hidden_state", token_types=True, extra_input=None):
     """What optimum makes of an encoder: hidden states, and token types as a third input."""
     hidden = np.random.default_rng(0).standard_normal((len(WORDS), 32)).astype(np.float32)
-    ids, mask = (
-        op.parameter([-1, -1], np.int64, name="input_ids"),
-        op.parameter([-1, -1], np.int64, name="attention_mask"),
-    )
-    inputs = [ids, mask]
+    names = ["input_ids", "attention_mask", *["token_type_ids"] * token_types, *[extra_input] * bool(extra_input)]
+    inputs = [op.parameter([-1, -1], np.int64, name=name) for name in names]
     node = op.gather(op.constant(hidden), inputs[0], op.constant(np.int64(0)))
     if token_types:
-        types = op.parameter([-1, -1], np.int64, name="token_type_ids")
-        inputs.append(types)
-        node = op.add(node, op.unsqueeze(op.convert(types, "f32"), op.constant(np.int64(2))))
-    if extra_input:
-        inputs.append(op.parameter([-1, -1], np.int64, name=extra_input))
+        node = op.add(node, op.unsqueeze(op.convert(inputs[2], "f32"), op.constant(np.int64(2))))
     if output == "sentence_embedding":
         node = op.reduce_mean(node, op.constant(np.int64(1)), keep_dims=False)
     for parameter in inputs:
@@ -97,10 +90,7 @@ def export(directory, target, *, output="last_hidden_state", token_types=True, e
     node.output(0).set_names({output})
     target.mkdir()
     ov.save_model(ov.Model([op.result(node)], inputs, "export"), target / "openvino_model.xml", compress_to_fp16=False)
-    for name in ("tokenizer.json", "config.json", "modules.json", "sentence_bert_config.json"):
-        (target / name).write_bytes((directory / name).read_bytes())
-    (target / "1_Pooling").mkdir()
-    (target / "1_Pooling/config.json").write_bytes((directory / "1_Pooling/config.json").read_bytes())
+    shutil.copytree(directory, target, ignore=lambda *_: ["model.safetensors"], dirs_exist_ok=True)
     return hidden
 
 
@@ -121,42 +111,39 @@ def test_an_export_with_a_finished_vector_is_taken_as_it_is(store_root, make_ber
     np.testing.assert_allclose(embed(model, "cats"), hidden[ids].mean(0), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [({"output": "scores"}, "scores"), ({"extra_input": "beam_idx"}, "beam_idx")],
-)
-def test_an_export_of_another_kind_is_refused_with_its_ports(store_root, make_bert, tmp_path, options, complaint):
-    export(make_bert()[0], tmp_path / "export", **options)
-    with pytest.raises(ConversionFailed, match=complaint):
+@pytest.mark.parametrize("ports", [{"output": "scores"}, {"extra_input": "beam_idx"}])
+def test_an_export_of_another_kind_is_refused_with_its_ports(store_root, make_bert, tmp_path, ports):
+    export(make_bert()[0], tmp_path / "export", **ports)
+    with pytest.raises(ConversionFailed, match=next(iter(ports.values()))):
         install(ModelStore(), tmp_path / "export", "x")
     assert ModelStore().directories() == []
 
 
-def add_token(directory):
-    """Another token at the end of the tokenizer, as a fine-tuning that forgot to enlarge the matrix leaves it."""
+@pytest.mark.parametrize("form", ["published", "exported", "reranker"])
+def test_a_token_beyond_the_embedding_matrix_is_refused(store_root, make_bert, tmp_path, form):
+    """A fine-tuning that forgot to enlarge the matrix leaves it so."""
+    directory, _ = make_bert()
+    if form == "reranker":
+        directory = tmp_path / form
+        write_tiny(directory)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.add_tokens(["<new>"])
     tokenizer.save(str(directory / "tokenizer.json"))
-
-
-@pytest.mark.parametrize("exported", [False, True])
-def test_a_token_beyond_the_embedding_matrix_is_refused(store_root, make_bert, tmp_path, exported):
-    directory, _ = make_bert()
-    add_token(directory)
-    if exported:
-        export(directory, tmp_path / "export")
-        directory = tmp_path / "export"
+    if form == "exported":
+        export(directory, tmp_path / form)
+        directory = tmp_path / form
     with pytest.raises(ConversionFailed, match=rf"token '<new>' has the id {len(WORDS)}, and .* below {len(WORDS)}"):
         install(ModelStore(), directory, "x")
 
 
-def test_the_other_kind_is_refused(store_root, make_bert):
-    with pytest.raises(ConversionFailed, match="not for generation"):
-        install(ModelStore(), make_bert()[0], "x", kind=ModelKind.GENERATION)
-
-
-def test_names_that_are_taken_or_of_the_catalog_or_no_names_are_refused(store_root, make_bert):
+def test_what_cannot_be_made_of_an_encoder_is_refused(store_root, make_bert):
     store, (directory, _) = ModelStore(), make_bert()
+    with pytest.raises(ConversionFailed, match="not for generation"):
+        install(store, directory, "x", kind=ModelKind.GENERATION)
+    with pytest.raises(ConversionFailed, match="built in f32, not int4_sym"):
+        install(store, directory, "x", quantization=Quantization.INT4_SYM)
+    with pytest.raises(BadRequest, match="choice"):
+        store.pull_spec("all-minilm", quantization=Quantization.F16)
     for name, complaint in (("smollm2:135m", "cannot be"), ("minilm", "catalog"), ("../x", "cannot be")):
         with pytest.raises(BadRequest, match=complaint):
             install(store, directory, name)
@@ -165,29 +152,18 @@ def test_names_that_are_taken_or_of_the_catalog_or_no_names_are_refused(store_ro
         install(store, make_bert("other")[0], "mine")
 
 
-def test_encoders_take_no_4_bits_and_the_catalog_leaves_no_choice_where_there_is_none(store_root, make_bert):
-    with pytest.raises(ConversionFailed, match="built in f32, not int4_sym"):
-        install(ModelStore(), make_bert()[0], "x", quantization=Quantization.INT4_SYM)
-    with pytest.raises(BadRequest, match="choice"):
-        ModelStore().pull_spec("all-minilm", quantization=Quantization.F16)
-
-
-def test_a_removed_model_is_gone(store_root, make_bert):
+def test_a_removed_model_is_gone_and_what_is_not_installed_says_how_to_get_it(store_root, make_bert):
     store = ModelStore()
     install(store, make_bert()[0], "mine")
     store.remove("mine")
     assert store.installed() == []
     assert {path.name for path in store_root.iterdir()} == {".locks"}
-    for lost in (store.get, store.remove):
-        with pytest.raises(ModelNotFound):
-            lost("mine")
-
-
-def test_what_is_not_installed_says_how_to_get_it(store_root):
-    with pytest.raises(ModelNotFound, match="npu-node pull all-minilm-l6-v2"):
-        ModelStore().get("all-minilm")
+    with pytest.raises(ModelNotFound):
+        store.remove("mine")
     with pytest.raises(ModelNotFound, match="models here: none"):
-        ModelStore().get("nothing")
+        store.get("mine")
+    with pytest.raises(ModelNotFound, match="npu-node pull all-minilm-l6-v2"):
+        store.get("all-minilm")
 
 
 def test_a_directory_of_half_a_model_is_named(store_root):

@@ -54,17 +54,59 @@ class Request:
         return self.arrived + self.timeout
 
 
-class World:
-    """The clock, the callers, admission control and one engine."""
+EOS = 2
 
-    def __init__(self, limits):
+
+class Handle:
+    """GenAI's handle of one generation."""
+
+    def __init__(self, request, tokens):
+        self.request, self.part = request, tokens < request.prompt
+        # The prefix cache holds what was computed of the prompt before.
+        self.left = max(1, tokens - request.computed)
+        self.begun = False
+        self.unread, self.status = deque(), genai.GenerationStatus.RUNNING
+
+    def cancel(self):
+        assert not (self.begun and self.left), "a prompt is cancelled in the middle, perhaps of a block"
+        self.status = genai.GenerationStatus.CANCEL
+
+    def get_status(self):
+        return self.status
+
+    def can_read(self):
+        return bool(self.unread)
+
+    def read(self):
+        reason = genai.GenerationFinishReason.NONE
+        if len(self.unread) == 1 and self.status == genai.GenerationStatus.FINISHED:
+            cut = self.request.answer >= self.request.limit
+            reason = genai.GenerationFinishReason.LENGTH if cut else genai.GenerationFinishReason.STOP
+        output = SimpleNamespace(generated_ids=[self.unread.popleft()], generated_log_probs=[], finish_reason=reason)
+        return {0: output}
+
+
+class SequenceWorld:
+    """The clock, the callers, admission control and one continuous engine: a step takes `step_s` and `token_s` for each
+    of its tokens; prompts are split."""
+
+    def __init__(self, *, sequences, step_s, token_s, step_tokens=256, max_outstanding=10**6, max_wait_s=1e6):
         self.now = 0.0
+        limits = AdmissionLimits(max_outstanding, sequences, max_wait_s, sequences, step_tokens)
         self.admission = Admission("m", limits, clock=lambda: self.now)
         self.requests = []
         self._due = []
         self._order = itertools.count()
         self._open = {}
         self.jobs = {}
+        options = {"max_num_seqs": sequences, "max_num_batched_tokens": step_tokens}
+        spec = EngineSpec("m", ModelKind.GENERATION, "/m", Device.CPU, "continuous", options)
+        self.step_s, self.token_s, self.step_tokens = step_s, token_s, step_tokens
+        self.runner = continuous.ContinuousRunner(spec)
+        self.runner._pipeline = self
+        self.runner._defaults = None
+        self.handles = []
+        self.runs = []
 
     def call(self, caller, at=0.0):
         heapq.heappush(self._due, (at, next(self._order), caller, None))
@@ -90,9 +132,8 @@ class World:
         work = Work(request.prompt, request.limit)
         stack = ExitStack()
         try:
-            permit = stack.enter_context(
-                self.admission.permit(1, request.deadline, work=work, interactive=request.interactive)
-            )
+            asked = self.admission.permit(1, request.deadline, work=work, interactive=request.interactive)
+            permit = stack.enter_context(asked)
         except Overloaded as error:
             request.outcome, request.retry_after = "refused", error.retry_after
             heapq.heappush(self._due, (self.now, next(self._order), caller, request))
@@ -103,9 +144,8 @@ class World:
         if request.cancel_after is not None:
             self.call(self._cancelled(job_id, request.cancel_after), at=self.now)
         tokens = TOKEN * request.prompt
-        self.runner.submit(
-            GenerateJob(job_id, tokens, request.limit, request.deadline, interactive=request.interactive)
-        )
+        job = GenerateJob(job_id, tokens, request.limit, request.deadline, interactive=request.interactive)
+        self.runner.submit(job)
 
     def _cancelled(self, job_id, seconds):
         yield seconds
@@ -143,7 +183,11 @@ class World:
         """Run to the virtual time `until`, then let what is under way end, without any new requests."""
         clock = SimpleNamespace(monotonic=lambda: self.now)
         self.draining = False
-        with patch.object(continuous, "time", clock):
+        with (
+            patch.object(continuous, "time", clock),
+            patch.object(continuous, "generation_config", lambda job, _defaults, **_options: job),
+            patch.object(continuous.ov, "Tensor", lambda array: array),
+        ):
             self._loop(until)
             self.draining = True
             while self._open or self.runner.has_work:
@@ -158,58 +202,6 @@ class World:
             if not self._due:
                 return
             self.now = max(self.now, self._due[0][0])
-
-
-EOS = 2
-
-
-class Handle:
-    """GenAI's handle of one generation."""
-
-    def __init__(self, request, tokens):
-        self.request, self.part = request, tokens < request.prompt
-        # The prefix cache holds what was computed of the prompt before.
-        self.left = max(1, tokens - request.computed)
-        self.begun = False
-        self.unread, self.status = deque(), genai.GenerationStatus.RUNNING
-
-    def cancel(self):
-        assert not (self.begun and self.left), "a prompt is cancelled in the middle, perhaps of a block"
-        self.status = genai.GenerationStatus.CANCEL
-
-    def get_status(self):
-        return self.status
-
-    def can_read(self):
-        return bool(self.unread)
-
-    def read(self):
-        reason = genai.GenerationFinishReason.NONE
-        if len(self.unread) == 1 and self.status == genai.GenerationStatus.FINISHED:
-            cut = self.request.answer >= self.request.limit
-            reason = genai.GenerationFinishReason.LENGTH if cut else genai.GenerationFinishReason.STOP
-        output = SimpleNamespace(generated_ids=[self.unread.popleft()], generated_log_probs=[], finish_reason=reason)
-        return {0: output}
-
-
-class SequenceWorld(World):
-    """The continuous engine: a step takes `step_s` and `token_s` for each of its tokens; prompts are split."""
-
-    def __init__(self, *, sequences, step_s, token_s, step_tokens=256, max_outstanding=10**6, max_wait_s=1e6):
-        super().__init__(AdmissionLimits(max_outstanding, sequences, max_wait_s, sequences, step_tokens))
-        options = {"max_num_seqs": sequences, "max_num_batched_tokens": step_tokens}
-        spec = EngineSpec("m", ModelKind.GENERATION, "/m", Device.CPU, "continuous", options)
-        self.step_s, self.token_s, self.step_tokens = step_s, token_s, step_tokens
-        self.runner = continuous.ContinuousRunner(spec)
-        self.runner._pipeline = self
-        self.runner._defaults = None
-        self.handles = []
-        self.runs, self.steps = [], 0
-        self._configs = patch.object(continuous, "generation_config", lambda job, _defaults, **_options: job)
-
-    def run(self, until):
-        with self._configs, patch.object(continuous.ov, "Tensor", lambda array: array):
-            super().run(until)
 
     # GenAI's pipeline
 
@@ -242,7 +234,6 @@ class SequenceWorld(World):
                 tokens += taken
                 if handle.left == 0:
                     ready = [*ready, handle]
-        self.steps += 1
         self.now += self.step_s + self.token_s * tokens
         for handle in ready:
             handle.unread.append(EOS)

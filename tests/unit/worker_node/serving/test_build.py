@@ -135,3 +135,15 @@ def test_admission_expects_the_rates_that_a_passport_has_measured(built, tmp_pat
     assert on_npu.admission.prefill_rate.seconds(1000) == pytest.approx(5)
     assert on_npu.admission.decode_rate.seconds(10) == pytest.approx(1)
     assert on_cpu.admission.prefill_rate.seconds(1000) is None
+
+
+def test_faults_strike_real_devices_only_where_they_are_allowed(built, tmp_path):
+    (tmp_path / "faults.toml").write_text("[[fault]]\nkind = 'crash'\n")
+    for allowed in (False, True):
+        settings = NodeSettings(
+            compile_cache=built.root, npu_emulation=True, allow_faults=allowed, faults=tmp_path / "faults.toml"
+        )
+        npu = NpuSource(emulated=True, busy_counter=COUNTER, stand_in=True)
+        built.machine = Machine(settings, built.machine.probe, npu)
+        on_npu, on_cpu = built.placements()
+        assert (on_npu.faults, on_cpu.faults) == (("crash",), ("crash",) if allowed else ())

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -70,11 +71,17 @@ def context(require=Device.NPU):
     return RequestContext("req_1", now, now + 60, require_device=require)
 
 
-async def generated(served, require=Device.NPU):
-    """The route and the events; the caller sees which step raises."""
-    request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
-    async with generate(served, request) as run:
-        return run.route, [event async for _, events, _ in run.events for event in events]
+def asked(require=Device.NPU, **more):
+    return GenerationRequest(replace(context(require), **more), TokenIds((97,)), Sampling())
+
+
+async def generated(served, request=None, seen=None, **how):
+    """The route and the events; `seen` gets the events that came before an error."""
+    seen = [] if seen is None else seen
+    async with generate(served, request or asked(), **how) as run:
+        async for _, events, _ in run.events:
+            seen += events
+        return run.route, seen
 
 
 async def embedded(served, require=Device.NPU):
@@ -94,23 +101,11 @@ async def test_a_counter_that_did_not_move_is_none_and_is_told_before_the_first_
     served = registry(Engine(0, 0), strict=strict)
     began = False
     with pytest.raises(NpuNotProven, match="did not move"):
-        async with generate(served, GenerationRequest(context(), TokenIds((97,)), Sampling())):
+        async with generate(served, asked()):
             began = True
     assert not began, "the status line would have been sent"
     with pytest.raises(NpuNotProven, match="did not move"):
         await embedded(served)
-
-
-async def test_a_counter_that_stops_to_be_readable_is_told_at_the_end():
-    served = registry(Engine(5, None), strict=True)
-    request = GenerationRequest(context(), TokenIds((97,)), Sampling())
-    seen = []
-    with pytest.raises(NpuNotProven):
-        async with generate(served, request) as run:
-            async for _, events, _ in run.events:
-                seen += events
-    assert seen
-    assert not any(isinstance(event, Finished) for event in seen)
 
 
 async def test_a_counter_that_cannot_be_read_passes_with_a_label_or_not_at_all():
@@ -126,15 +121,14 @@ async def test_a_counter_that_cannot_be_read_passes_with_a_label_or_not_at_all()
 async def test_nothing_is_asked_for_where_nothing_is_required():
     for require, device in ((None, Device.NPU), (Device.CPU, Device.CPU)):
         served = registry(Engine(0), strict=True, device=device)
-        await generated(served, require)
+        await generated(served, asked(require))
         await embedded(served, require)
 
 
 async def test_a_caller_that_reads_the_counter_itself_gets_the_answer():
     """A bounded job tells the whole answer beside the counter that did not move."""
-    request = GenerationRequest(replace(context(), own_proof=True), TokenIds((97,)), Sampling())
-    async with generate(registry(Engine(0, 0)), request) as run:
-        assert isinstance([event async for _, events, _ in run.events for event in events][-1], Finished)
+    _, events = await generated(registry(Engine(0, 0)), asked(own_proof=True))
+    assert isinstance(events[-1], Finished)
 
 
 class Recovered(Engine):
@@ -167,49 +161,45 @@ async def test_a_result_that_came_with_a_recovery_of_the_npu_is_computed_again(r
     assert (await embedded(registry(engine), require)).busy.us == 9
     assert engine.runs == 2
     engine = Recovered(5, 9)
-    request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
-    async with generate(registry(engine), request, stream=False) as run:
-        [finished] = [event async for _, events, _ in run.events for event in events]
+    _, [finished] = await generated(registry(engine), asked(require), stream=False)
     assert (engine.runs, finished.busy.us, finished.text()) == (2, 9, "aa")
 
 
-@pytest.mark.parametrize("require", [Device.NPU, None])
-async def test_a_stream_with_a_recovery_of_the_npu_in_it_has_no_proof(require):
+@pytest.mark.parametrize(
+    ("engine", "require", "error"),
+    [
+        (partial(Engine, 5, None), Device.NPU, NpuNotProven),
+        (partial(Recovered, 5, 9), Device.NPU, EngineDied),
+        (partial(Recovered, 5, 9), None, EngineDied),
+    ],
+    ids=["a counter that stops to be readable", "a recovery of the NPU", "a recovery where nothing is required"],
+)
+async def test_a_stream_without_proof_is_told_at_its_end(engine, require, error):
     seen = []
-    request = GenerationRequest(context(require), TokenIds((97,)), Sampling())
-    with pytest.raises(EngineDied, match="recovered"):
-        async with generate(registry(Recovered(5, 9)), request) as run:
-            async for _, events, _ in run.events:
-                seen += events
+    with pytest.raises(error):
+        await generated(registry(engine(), strict=True), asked(require), seen)
     assert seen
     assert not any(isinstance(event, Finished) for event in seen)
 
 
 async def test_a_caller_that_reads_the_counter_itself_gets_no_answer_across_a_recovery():
-    request = GenerationRequest(replace(context(), own_proof=True), TokenIds((97,)), Sampling())
+    seen = []
     with pytest.raises(EngineDied, match="recovered"):
-        async with generate(registry(Recovered(5, 9)), request, stream=False) as run:
-            pytest.fail(str([event async for event in run.events]))
+        await generated(registry(Recovered(5, 9)), asked(own_proof=True), seen, stream=False)
+    assert seen == []
 
 
-async def test_vectors_from_before_a_recovery_are_computed_again():
+async def test_vectors_of_before_are_no_proof_and_not_kept_over_a_recovery():
     """It is announced a moment after what it aborted: those vectors may have been sent, and must not be kept."""
     engine = Engine(5)
     served = registry(engine, cache=10)
     await embedded(served, None)
     assert (await embedded(served, None)).cached == "hit"
+    assert (await embedded(served)).cached is None, "the NPU is required"
+    assert engine.runs == 2
     engine.recoveries += 1
     assert (await embedded(served, None)).cached is None
     assert (await embedded(served, None)).cached == "hit"
-
-
-async def test_what_was_computed_before_is_no_proof():
-    engine = Engine(5)
-    served = registry(engine, cache=10)
-    await embedded(served, None)
-    assert (await embedded(served, None)).cached == "hit"
-    assert (await embedded(served)).cached is None
-    assert engine.runs == 2
 
 
 class Noting(Engine):
@@ -221,12 +211,11 @@ class Noting(Engine):
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_only_the_answer_of_a_stream_may_go_on_after_the_deadline(stream):
-    engine = Noting(5, 9)
-    asked = context()
-    async with generate(registry(engine), GenerationRequest(asked, TokenIds((97,)), Sampling()), stream=stream) as run:
-        assert [event async for event in run.events]
-    assert engine.job.deadline == asked.deadline
-    assert engine.job.ends == (asked.ends if stream else asked.deadline) != 0
+    engine, request = Noting(5, 9), asked()
+    assert (await generated(registry(engine), request, stream=stream))[1]
+    limits = request.context
+    assert engine.job.deadline == limits.deadline
+    assert engine.job.ends == (limits.ends if stream else limits.deadline) != 0
 
 
 class Dying(Engine):
@@ -242,8 +231,7 @@ async def test_a_stream_stays_on_the_device_that_its_head_names(stream):
     [model] = [model for model in served.manager.models if isinstance(model, GenerationModel)]
     cpu = Placement(Device.CPU, Engine(5), Admission("m", AdmissionLimits(8)), 64, 64)
     model.placements = [*model.placements, cpu]
-    request = GenerationRequest(context(None), TokenIds((97,)), Sampling())
-    async with generate(served, request, stream=stream) as run:
+    async with generate(served, asked(None), stream=stream) as run:
         assert run.route.device is Device.NPU
         if stream:
             with pytest.raises(EngineDied):

@@ -154,12 +154,17 @@ async def begun(*finding):
     return tasks
 
 
-async def test_a_request_that_only_a_lazy_placement_holds_has_it_loaded_and_waits():
+@pytest.mark.parametrize(
+    ("npu", "tokens", "reason"),
+    [(EngineState.READY, 500, "context_exceeds_npu"), (EngineState.QUARANTINED, 50, "device_quarantined")],
+)
+async def test_a_lazy_placement_is_loaded_for_requests_that_no_other_can_take(npu, tokens, reason):
     cpu = Engine(EngineState.UNLOADED)
-    finding = await begun(*(select_placement(demand(Engine(EngineState.READY), cpu), context()) for _ in range(3)))
+    wanted = demand(Engine(npu), cpu, tokens)
+    finding = await begun(*(select_placement(wanted, context()) for _ in range(3)))
     cpu.set(EngineState.READY)
     places = await asyncio.gather(*finding)
-    assert {(place.route.device, place.route.reason) for place in places} == {(Device.CPU, "context_exceeds_npu")}
+    assert {(place.route.device, place.route.reason) for place in places} == {(Device.CPU, reason)}
     assert cpu.woken == 1
 
 
@@ -169,15 +174,6 @@ async def test_a_request_whose_deadline_is_too_near_starts_the_load_and_is_told_
         await select_placement(demand(Engine(EngineState.READY), cpu), context(5.0))
     assert cpu.woken == 1
     assert caught.value.retry_after == 100.0
-
-
-async def test_a_quarantined_npu_has_the_lazy_placement_loaded():
-    cpu = Engine(EngineState.UNLOADED)
-    wanted = demand(Engine(EngineState.QUARANTINED), cpu, prompt_tokens=50)
-    (finding,) = await begun(select_placement(wanted, context()))
-    cpu.set(EngineState.READY)
-    place = await finding
-    assert (place.route.device, place.route.reason) == (Device.CPU, "device_quarantined")
 
 
 async def test_an_eager_engine_that_is_loading_is_waited_for_and_no_other_one_is_loaded_meanwhile():
@@ -240,10 +236,11 @@ async def test_a_request_that_comes_while_the_engine_is_started_again_waits_for_
     assert wanted.placements[0].admission.outstanding == 0
 
 
-async def test_a_restart_that_is_likely_to_outlast_the_deadline_is_refused_at_once_with_its_end():
+@pytest.mark.parametrize("limits", [{"seconds": 1.4}, {"restart_wait_s": 0.0}, {"restart_wait_s": 1.4}])
+async def test_a_restart_that_is_likely_to_outlast_the_wait_of_a_caller_is_refused_at_once_with_its_end(limits):
     _, wanted = restarting()
     with pytest.raises(EngineUnavailable) as caught:
-        await select_placement(wanted, context(1.4))
+        await select_placement(wanted, context(**limits))
     assert caught.value.retry_after == 1.5
 
 
@@ -254,13 +251,6 @@ async def test_a_restart_that_takes_longer_than_expected_ends_the_wait_at_the_de
     with pytest.raises(ModelLoading):
         await select_placement(wanted, context(restart_wait_s=0.05))
     assert wanted.placements[0].admission.outstanding == 0
-
-
-@pytest.mark.parametrize("seconds", [0.0, 1.4])
-async def test_a_caller_who_can_go_elsewhere_is_refused_at_once(seconds):
-    _, wanted = restarting()
-    with pytest.raises(EngineUnavailable):
-        await select_placement(wanted, context(restart_wait_s=seconds))
 
 
 class Dying(Engine):

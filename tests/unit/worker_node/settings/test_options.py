@@ -19,13 +19,7 @@ from worker_node.engines.options import Option, declare, engine_for
 from worker_node.models.directory import InstalledModel
 from worker_node.serving.build import Machine, check_options, plan_engine
 from worker_node.serving.task import served_task
-from worker_node.settings import (
-    InvalidSettings,
-    ModelSettings,
-    NodeSettings,
-    PlacementSettings,
-    parse_settings,
-)
+from worker_node.settings import InvalidSettings, ModelSettings, NodeSettings, PlacementSettings, parse_settings
 from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions
 
 

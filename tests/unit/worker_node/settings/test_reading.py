@@ -62,19 +62,13 @@ placements = [{ device = "NPU", load = "soon" }]
             '[[models]]\nname = "a"\n\nmax_promt_len = 1',
             "node.toml: models[0].max_promt_len: unknown key; did you mean max_prompt_len?",
         ),
-        (
-            '[[models]]\nname = "a"\nxyzzy = 1',
-            "node.toml: models[0].xyzzy: unknown key; docs/settings.md has them all",
-        ),
+        ('[[models]]\nname = "a"\nxyzzy = 1', "node.toml: models[0].xyzzy: unknown key; docs/settings.md has them all"),
         (
             '[[models]]\nname = "a"\nmemory_budget = 1',
             "node.toml: models[0].memory_budget: unknown key; it is one of the node: write it above the first "
             "[[models]]",
         ),
-        (
-            "idle_unload_s = 1",
-            "node.toml: idle_unload_s: unknown key; it is one of a model: write it in [[models]]",
-        ),
+        ("idle_unload_s = 1", "node.toml: idle_unload_s: unknown key; it is one of a model: write it in [[models]]"),
         (
             '[[models]]\nname = "a"\naliases = ["smollm2-135m-instruct"]',
             "node.toml: models[0].aliases: smollm2-135m-instruct is the catalog's name of smollm2-135m-instruct; "

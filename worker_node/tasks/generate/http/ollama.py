@@ -198,8 +198,10 @@ async def _pull(request: web.Request) -> web.StreamResponse:
         return json_response({"status": "success"})
     async with LineStream(request, {}) as stream:
         await stream.send({"status": "pulling manifest"})
-        async for state in job.progress():
-            await stream.send(state)
+        async for state in job.changes():
+            if state["state"] == "running" and state["stage"] is not None:
+                sizes = {} if state["total"] is None else {name: state[name] for name in ("total", "completed")}
+                await stream.send({"status": state["stage"], **sizes})
         if job.error is None:
             await stream.send({"status": "success"})
         else:

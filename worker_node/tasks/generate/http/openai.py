@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from secrets import token_hex
 from typing import Annotated, Any, ClassVar, Literal
@@ -213,7 +214,7 @@ async def _chat(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, ChatBody)
     top = known_alternatives(request, "top_logprobs", body.top_logprobs or 0, body.temperature)
-    kept = keeping(request, body.model, body.keep_alive)
+    kept = nullcontext() if body.keep_alive is None else keeping(request, body.model, body.keep_alive)
     return Ask(body.requests(context), partial(_Chat, body, top), bool(body.stream), kept)
 
 
@@ -327,7 +328,7 @@ async def _completions(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, CompletionsBody)
     top = known_alternatives(request, "logprobs", body.logprobs or 0, body.temperature)
-    kept = keeping(request, body.model, body.keep_alive)
+    kept = nullcontext() if body.keep_alive is None else keeping(request, body.model, body.keep_alive)
     return Ask(body.requests(context), partial(_Completion, body, top), bool(body.stream), kept)
 
 

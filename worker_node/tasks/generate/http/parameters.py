@@ -141,7 +141,6 @@ KeepAlive = str | float
 
 # What this node does not implement of the API references of OpenAI, vLLM, llama.cpp's server and OpenRouter.
 
-_BEAMS = "this node searches no beams; use best_of, which returns the best of several answers"
 _SAMPLER = "this engine has no such sampling; leave it out, or use temperature, top_p, top_k, min_p and the penalties"
 _TOKENS = "single tokens cannot be favoured or forbidden by this engine"
 _NO_LAZY = (
@@ -155,9 +154,7 @@ SAMPLING: Table = {
     "bad_words": Unsupported(_TOKENS),
     "dry_multiplier": Unsupported(_SAMPLER),
     "dynatemp_range": Unsupported(_SAMPLER),
-    "early_stopping": Unsupported(_BEAMS),
-    "length_penalty": Unsupported(_BEAMS, (1,)),
-    "use_beam_search": Unsupported(_BEAMS),
+    "early_stopping": Unsupported("a beam search ends when no better answer is likely"),
     "grammar": Unsupported(_NO_GRAMMAR),
     "grammar_lazy": Unsupported(_NO_LAZY),
     "grammar_triggers": Unsupported(_NO_LAZY),
@@ -238,6 +235,8 @@ class SamplingFields(SamplingBody):
     # What the schema takes; a model's own best_of_limit decides.
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_SEQUENCES)] | None = None
     return_token_ids: bool | None = None
@@ -257,7 +256,7 @@ class SamplingFields(SamplingBody):
     @property
     def generations(self) -> int:
         """How many answers are generated for a prompt; of more than `n` the best are returned."""
-        return self.best_of or self.n or 1
+        return (None if self.use_beam_search else self.best_of) or self.n or 1
 
     def requests_for(
         self,
@@ -288,7 +287,7 @@ class SamplingFields(SamplingBody):
             sent_as=names,
             **more,
         )
-        return repeated(request, self.generations)
+        return [request] if self.generations == 1 else repeated(request, self.generations)
 
     def _sampling(self, *, logprobs: bool) -> Sampling:
         if self.stream_options is not None and not self.stream:
@@ -298,14 +297,27 @@ class SamplingFields(SamplingBody):
             given["max_new_tokens"] = self.default_length
         if width < n:
             raise BadRequest(f"best_of: must be at least n, {n}, got {width}", param="best_of")
-        if self.stream and width > n:
-            raise BadRequest("stream: best_of chooses among whole answers; leave it out, or stream", param="stream")
+        if self.stream and (width > n or self.use_beam_search):
+            raise BadRequest(
+                "stream: best_of and use_beam_search choose among whole answers; leave them out, or stream",
+                param="stream",
+            )
         if self.stream and self.return_token_ids:
             raise BadRequest(
                 "return_token_ids: only whole replies have token ids; leave out return_token_ids or stream",
                 param="return_token_ids",
             )
-        return sampling(given, logprobs=logprobs or width > n, token_ids=bool(self.return_token_ids))
+        ids = bool(self.return_token_ids)
+        if not self.use_beam_search:
+            return sampling(given, logprobs=logprobs or width > n, token_ids=ids)
+        if width == 1:
+            raise BadRequest("use_beam_search: best_of must be the number of beams, at least 2", param="best_of")
+        given["temperature"] = 0.0
+        if not self.repeat_penalty:
+            # GenAI takes no repetition penalty with it, so a model's own does not count either.
+            given["repetition_penalty"] = self.repetition_penalty or 1
+        more = {"beams": width, "length_penalty": 1.0 if self.length_penalty is None else self.length_penalty}
+        return sampling(given, logprobs=logprobs, token_ids=ids, **more)
 
     def _answer_form(self, form: FormPart | None) -> Answer | None:
         more = self.structured_outputs or StructuredOutputs()

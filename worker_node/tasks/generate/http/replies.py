@@ -76,10 +76,12 @@ def generation_route(
         if isinstance(ask, web.StreamResponse):
             return ask
         services = request.app[NODE].services
-        note_effects(request, ask.requests[0].ignored)
+        if ask.requests[0].ignored:
+            note_effects(request, ask.requests[0].ignored)
         async with ask.kept, generate_choices(services, ask.requests, stream=ask.stream) as choices:
             prepared = choices.runs[0].prepared
-            note_effects(request, prepared.ignored, prepared.limited)
+            if prepared.ignored or prepared.limited:
+                note_effects(request, prepared.ignored, prepared.limited)
             renderer = ask.renderer(choices)
             if not ask.stream:
                 found = {index: end async for index, [end], _ in choices.events if isinstance(end, Finished)}

@@ -83,3 +83,16 @@ def test_what_is_not_told_is_not_guessed(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     assert kv_cache_bytes(tmp_path, 1) is None
     assert kv_cache_bytes(tmp_path / "missing", 1) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "able"),
+    [
+        (Device.CPU, {"enable_prefix_caching": False}, True),
+        (Device.CPU, {}, False),
+        (Device.CPU, {"enable_prefix_caching": False, "prompt_lookup": True}, False),
+        (Device.NPU, {}, False),
+    ],
+)
+def test_beams_are_searched_where_they_leave_nothing_wrong_in_the_prefix_cache(store, device, options, able):
+    assert ("beam_search" not in plan(store, device, **options).lacks) is able

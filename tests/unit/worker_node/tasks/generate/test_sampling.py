@@ -68,6 +68,12 @@ def test_a_value_that_the_engine_has_no_room_for_is_refused_by_its_name(name):
         generation_config(job, genai.GenerationConfig())
 
 
+def test_beams_are_searched_with_their_penalty_of_length():
+    config = generation_config(job_for(Sampling(beams=4, length_penalty=0.5)), genai.GenerationConfig())
+    config.validate()
+    assert (config.num_beams, config.num_return_sequences, config.length_penalty) == (4, 4, 0.5)
+
+
 def test_an_engine_is_sent_no_field_that_only_the_edge_process_uses():
     sampling = Sampling(
         max_new_tokens=9, stop=("end",), token_ids=True, choices=3, open_fields=("seed",), dialect_defaults={}
