@@ -13,7 +13,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -271,8 +271,8 @@ class Identity(StrEnum):
     OTHER = "not the reference model"
 
 
-def identify(installed: InstalledModel) -> Identity:
-    """Compare the model with the catalog's reference.
+def identify(installed: InstalledModel, weights: Container[str] = ()) -> Identity:
+    """Compare the model with the catalog's reference. `weights` are further sha256 of its weights.
 
     Reads the file of weights where the architecture is the same: about a second for each gigabyte.
     """
@@ -283,7 +283,7 @@ def identify(installed: InstalledModel) -> Identity:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     # What was pulled was compared with the hub's own hashes when it arrived.
     pulled = installed.source_sha256.values() if installed.source == str(reference.source) else ()
-    known = found in reference.weights or found in pulled
+    known = found in reference.weights or found in weights or found in pulled
     return Identity.PUBLISHED if known else Identity.COMPATIBLE
 
 
@@ -298,10 +298,10 @@ class Choice:
     identity: Identity = Identity.OTHER
 
 
-def choose_model(given: Path | None, store: ModelStore) -> Choice:
+def choose_model(given: Path | None, store: ModelStore, weights: Container[str] = ()) -> Choice:
     """Return the model of `OV_GENAI_NPU_MODEL`, else the reference model of the store, else its small embedded one."""
     if given is not None:
-        return _read(given.expanduser(), "OV_GENAI_NPU_MODEL")
+        return _read(given.expanduser(), "OV_GENAI_NPU_MODEL", weights)
     # By the name of its published directory, which `convert` keeps.
     published = PUBLISHED_NAME.rpartition("/")[2]
     for name, why in ((published, "installed"), (SMALL_MODEL, "the reference model is not installed")):
@@ -311,7 +311,7 @@ def choose_model(given: Path | None, store: ModelStore) -> Choice:
             continue
         except ConfigurationError as error:
             return Choice(store.root / name, why, None, error.message)
-        return _read(path, why)
+        return _read(path, why, weights)
     return Choice(
         store.root / REFERENCE_MODEL,
         "not installed",
@@ -327,7 +327,8 @@ def reservation(choice: Choice) -> str | None:
     if choice.identity is Identity.COMPATIBLE:
         return (
             f"{choice.path} has the architecture of {PUBLISHED_NAME} and weights that are not known: the quality and "
-            f"times of the jobs were accepted for the published ones; run npu-node pull {REFERENCE_MODEL}"
+            f"times of the jobs were accepted for the published ones; run npu-node pull {REFERENCE_MODEL}, or add the "
+            f"sha256 of {WEIGHTS_FILE} to OV_GENAI_NPU_WEIGHTS"
         )
     return (
         f"{choice.installed.id} is not the reference model {REFERENCE_MODEL}: the quality and times of the jobs were "
@@ -335,7 +336,7 @@ def reservation(choice: Choice) -> str | None:
     )
 
 
-def _read(path: Path, why: str) -> Choice:
+def _read(path: Path, why: str, weights: Container[str]) -> Choice:
     if not path.is_dir():
         return Choice(path, why, None, f"{path} is not a directory; set OV_GENAI_NPU_MODEL to a model directory")
     try:
@@ -350,7 +351,7 @@ def _read(path: Path, why: str) -> Choice:
             "set OV_GENAI_NPU_MODEL to another model directory"
         )
         return Choice(path, why, None, problem)
-    identity = identify(installed)
+    identity = identify(installed, weights)
     return Choice(path, f"{why}; {identity}", installed, identity=identity)
 
 
