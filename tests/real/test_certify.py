@@ -159,7 +159,7 @@ def test_a_slow_compile_is_measured(tmp_path, emulated):
     assert report["verdict"] == "incomplete"
 
 
-def test_the_largest_right_prompt_is_found_and_the_router_keeps_to_it(tmp_path, emulated):
+def test_the_largest_right_prompt_is_found_and_the_router_keeps_to_it(tmp_path, emulated, quick_models):
     faults = tmp_path / "faults.toml"
     faults.write_text('[[fault]]\nkind = "garbage"\nbeyond_tokens = 200\n')
     wanted = only(AGREEMENT, "largest right prompt")
