@@ -137,7 +137,9 @@ def booted_guest(directory):
     process = subprocess.Popen(["qemu-system-x86_64", *map(str, machine)], stdin=subprocess.DEVNULL)
     guest = Guest(port, made / "key", directory / "known_hosts")
     try:
-        wait_until_booted(guest.run, console.read_text, _BOOT_TIMEOUT_S, lambda: process.poll() is None)
+        wait_until_booted(
+            guest.run, lambda: console.read_text(errors="replace"), _BOOT_TIMEOUT_S, lambda: process.poll() is None
+        )
         yield guest
     finally:
         process.kill()
