@@ -224,7 +224,7 @@ def test_passports_are_fetched_and_the_key_that_signs_them_is_not(fleet, host, m
     files = sorted(file.rsplit("/", 1)[-1] for file in host.check_output(f"ls {passports}/*.json").split())
     assert files
     stems = [file.removesuffix(".json") for file in files]
-    assert reports == sorted(f"{stem}.{kind}" for stem in stems for kind in ("md", "passport.json"))
+    assert reports == sorted(f"{stem}.{kind}" for stem in stems for kind in ("html", "passport.json"))
     for stem in stems:
         # Another node that trusts this one's key takes it.
         content = (fetched / f"{stem}.passport.json").read_bytes()

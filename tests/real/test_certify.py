@@ -75,7 +75,7 @@ def test_a_right_device_gets_a_passport_that_a_node_shows_until_something_change
         "endurance",
     ]
     assert checks["agreement with the CPU"]["values"]["lowest"] > 0.99
-    assert "Emulated on a CPU" in (directory / f"{EMBEDDER}.NPU-emulated.md").read_text()
+    assert "Emulated on a CPU" in (directory / f"{EMBEDDER}.NPU-emulated.html").read_text()
     assert "certified" in run("passports", "--config", emulated, "list")
     with start_node("--config", str(emulated), ready=False) as node:
         node.wait_for(lambda body: body["models"][0]["state"] == "ready")

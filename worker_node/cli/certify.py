@@ -97,7 +97,8 @@ def _certify(args: argparse.Namespace) -> int:
     import asyncio
 
     from worker_node.certify.checks import QUICK, Plan
-    from worker_node.certify.run import Run, certify, left_out, make_reference, report
+    from worker_node.certify.report import page, summary
+    from worker_node.certify.run import Run, certify, left_out, make_reference
     from worker_node.core.types import Device
     from worker_node.devices.npu import npu_users
     from worker_node.devices.probe import probe
@@ -140,10 +141,10 @@ def _certify(args: argparse.Namespace) -> int:
             passport, what = store.sign_and_store(passport), "passport"
         stem = passport.file_name.removesuffix(".json")
         (args.out / f"{stem}.{what}.json").write_text(passport.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        written = args.out / (f"{stem}.md" if what == "passport" else f"{stem}.{what}.md")
-        written.write_text(report(passport), encoding="utf-8")
-        print(report(passport))
-        print(f"report: {written}\n")
+        report = args.out / (f"{stem}.html" if what == "passport" else f"{stem}.{what}.html")
+        report.write_text(page(passport), encoding="utf-8")
+        print(summary(passport))
+        print(f"report: {report}\n")
         failed = failed or passport.verdict == "failed"
     return 1 if failed else 0
 

@@ -2,11 +2,12 @@
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from worker_node.certify.run import report
+from tests.support.passports import passport_for
 from worker_node.core.errors import ConfigurationError
 from worker_node.models.passports import Identity, Passport, PassportStore, now, standing
 from worker_node.serving.build import refusal
@@ -16,18 +17,8 @@ HERE = Identity("m", "0" * 64, "NPU", "4000", "1.2", "c", "2026.4", "1" * 64, Fa
 
 
 def passport(**more):
-    values = {
-        **{name: getattr(HERE, name) for name in Identity.__dataclass_fields__},
-        "verdict": "certified",
-        "made": now(),
-        "node": "here",
-        "version": "0.1.0",
-        "reference": "this CPU",
-        "limits": {"max_prompt_tokens": None},
-        "rates": {"tokens_per_s": 12.5},
-        "checks": [{"name": "load", "status": "passed", "detail": "3 s", "facts": [14], "values": {"s": 3}}],
-    }
-    return Passport.model_validate(values | more)
+    identity = {name: more.pop(name) for name in Identity.__dataclass_fields__ if name in more}
+    return passport_for(replace(HERE, **identity), **{"made": now(), **more})
 
 
 @pytest.fixture
@@ -41,25 +32,6 @@ def standing_in(store, identity):
 
 def test_the_published_schema_is_that_of_the_code():
     assert json.loads(SCHEMA.read_text()) == Passport.model_json_schema()
-
-
-def test_a_report_of_an_emulated_npu_says_so_in_its_heading():
-    for emulated, heading in ((True, "m on NPU: certified (emulated)"), (False, "m on NPU: certified")):
-        found = passport(emulated=emulated)
-        assert report(found).splitlines()[0] == f"### {heading}"
-
-
-def test_a_report_has_the_figures_of_a_check_by_the_length_of_prompts():
-    values = {"lengths": [13, 1024], "first_token_s": [0.25, 3.5], "tokens_per_s": 9.0}
-    check = {"name": "time by prompt length", "status": "passed", "detail": "a | b", "facts": [10], "values": values}
-    lines = report(passport(checks=[check])).splitlines()
-    assert "| time by prompt length | passed | a / b |" in lines
-    assert lines[-4:] == [
-        "| tokens of the prompt | seconds to the first token |",
-        "|---|---|",
-        "| 13 | 0.25 |",
-        "| 1024 | 3.5 |",
-    ]
 
 
 def test_what_the_node_signs_counts_there_and_nowhere_else(store, tmp_path):
