@@ -104,7 +104,7 @@ def job_error_response(error: NodeError) -> web.Response:
 
 async def _healthz(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
-    busy = service.busy_time()
+    busy = service.npu.busy_time()
     problem = service.problem()
     reasons = {"busy_time_us": busy.reason} if busy.value is None else {}
     local = None if request.transport is None else request.transport.get_extra_info("sockname")

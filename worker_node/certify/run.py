@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,9 +74,14 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
         except CallFailed as error:
             checks.append(_loaded("failed", f"{error.message}{under_faults}", {}))
         origin = reference.origin
+    verdict: Verdict = "limited" if any("wrong_from" in check.values for check in checks) else "certified"
+    if any(check.status == "failed" for check in checks):
+        verdict = "failed"
+    elif run.plan.only:
+        verdict = "incomplete"
     return Passport(
         **asdict(identity),
-        verdict=_verdict(run.plan, checks),
+        verdict=verdict,
         made=now(),
         node=socket.gethostname(),
         version=__version__,
@@ -89,14 +94,6 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
 
 def _loaded(status: Literal["passed", "failed"], detail: str, values: Json) -> CheckResult:
     return CheckResult(name="load", status=status, detail=detail[:1000], facts=[8, 11, 14], values=values)
-
-
-def _verdict(plan: Plan, checks: Sequence[CheckResult]) -> Verdict:
-    if any(check.status == "failed" for check in checks):
-        return "failed"
-    if plan.only:
-        return "incomplete"
-    return "limited" if any("wrong_from" in check.values for check in checks) else "certified"
 
 
 def left_out(run: Run) -> str | None:
