@@ -164,7 +164,7 @@ class Reloader:
         for name in before.keys() - after.keys():
             manager.names.drop_failed(before[name].name)
             if name in served:
-                manager.replacement.retire_later(served[name])
+                manager.replacement.retire(served[name])
         for name, model in built.items():
             manager.names.drop_failed(after[name].name)
             old = served.get(name)

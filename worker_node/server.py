@@ -109,7 +109,14 @@ async def run(
                 on_reload(loop, hangup.set)
                 _background(stack, "follow the settings", follow_changes(source.config, node.reloader, hangup))
             on_listening(url, node)
-            async with manager.attended(lambda: _status_text(node)):
+
+            def status() -> str:
+                models = node.manager.models
+                usable = sum(model.serving() is not None for model in models)
+                running = node.state.running
+                return f"{node_status(node)}; {usable} of {len(models)} models serve, {running} requests in flight"
+
+            async with manager.attended(status):
                 await stop.wait()
                 manager.stopping()
                 await _drain(node)
@@ -140,9 +147,12 @@ async def running_node(
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
 
-        tls = _tls(settings)
-        if tls is not None:
+        tls = None
+        if settings.tls_cert is not None:
+            tls = ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
             _background(stack, "TLS files", tls.follow())
+        elif settings.tls_key is not None or settings.tls_client_ca is not None:
+            raise ConfigurationError("tls_key and tls_client_ca need tls_cert")
 
         def note(error: NodeError) -> None:
             telemetry.responded("-", error.status)
@@ -250,20 +260,6 @@ def _bind(host: str, port: int) -> socket.socket:
         raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}; {remedy}") from error
     sock.setblocking(False)
     return sock
-
-
-def _tls(settings: NodeSettings) -> ServerTls | None:
-    if settings.tls_cert is None:
-        if settings.tls_key is not None or settings.tls_client_ca is not None:
-            raise ConfigurationError("tls_key and tls_client_ca need tls_cert")
-        return None
-    return ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-
-
-def _status_text(node: Node) -> str:
-    models = node.manager.models
-    usable = sum(model.serving() is not None for model in models)
-    return f"{node_status(node)}; {usable} of {len(models)} models serve, {node.state.running} requests in flight"
 
 
 async def _drain(node: Node) -> None:

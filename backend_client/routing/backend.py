@@ -126,11 +126,14 @@ class FleetBackend:
         node, request = lease.node.url, lease.request
         if reply.status != 200:
             raise status_error(node, reply, request.model)
+        problem = None
         try:
             body, found = read_whole(request, reply)
         except NotAnAnswer as error:
-            # Not as the cause: that would hold the reply.
-            raise BadReply(str(error), node=node) from None
+            problem = BadReply(str(error), node=node)
+        if problem is not None:
+            # Raised out here, so that the error which came up there, and holds the reply, is not its context.
+            raise problem
         _check(lease, reply.headers, body)
         if request.kind == "embedding":
             self._check_space(lease, reply, found)

@@ -327,12 +327,12 @@ class Dispatcher:
 
     def _verdict(self, call: Call, last: NodeError) -> NPUError:
         """The error of the call as a whole, given that of its last attempt."""
-        message = f"no node served it in {len(call.attempts)} attempts; the last one: {last.message}"
+        what = f"no node served it in {len(call.attempts)} attempts; the last one: "
         if isinstance(last, ModelMissing):
             nodes, name = self._pool.nodes, call.request.model or ""
             unasked = any(node.resolve(name) is not None for url, node in nodes.items() if url not in call.tried)
             if call.failed is None and not unasked:
-                found = ModelNotFound(message, node=last.node, status=last.status, code=last.code)
+                found = ModelNotFound(what + last.message, node=last.node, status=last.status, code=last.code)
                 found.reply = last.reply
                 return found
             last = call.failed or last
@@ -340,11 +340,10 @@ class Dispatcher:
             refused = AuthenticationFailed(last.message, node=last.node, status=last.status, code=last.code)
             refused.reply = last.reply
             return refused
-        message = f"no node served it in {len(call.attempts)} attempts; the last one: {last.message}"
         if isinstance(last, SpaceChanged):
-            return VectorSpaceMismatch(message)
+            return VectorSpaceMismatch(what + last.message)
         kind = FleetOverloaded if isinstance(last, NodeOverloaded) else NPUUnavailableError
-        return kind(message, retry_after=last.retry_after)
+        return kind(what + last.message, retry_after=last.retry_after)
 
 
 class RetryBudget:

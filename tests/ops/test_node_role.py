@@ -285,7 +285,7 @@ def test_what_has_no_passport_is_certified_with_the_node_stopped_and_as_the_node
     assert (passport["model"], passport["device"], passport["emulated"]) == ("m", "NPU", True)
     assert (passport["state"], passport["verdict"]) == ("certified", "certified")
     assert passport["made"] == "2026-01-01T00:00:00+00:00"
-    assert sorted(step.fetched) == ["machine/m.NPU-emulated.md", "machine/m.NPU-emulated.passport.json"]
+    assert sorted(step.fetched) == ["machine/m.NPU-emulated.html", "machine/m.NPU-emulated.passport.json"]
 
 
 @pytest.mark.usefixtures("steps")
@@ -311,7 +311,7 @@ def test_a_failure_fails_the_run_by_name_and_the_node_serves_by_its_next_placeme
     assert "--quick" not in step.called["words"]
     assert (step.fact["passed"], step.fact["health"], step.serving[1]) == (False, "ready", "1.2.4")
     assert step.fact["passports"][0]["failed"] == ["canary", "busy counter"]
-    assert "failed" in step.fetched["machine/m.NPU-emulated.md"]
+    assert "failed" in step.fetched["machine/m.NPU-emulated.html"]
 
 
 def test_what_failed_is_left_alone_until_it_is_to_be_certified_again(steps):
@@ -326,7 +326,7 @@ def test_a_release_whose_only_placement_fails_goes_back_with_the_passports_of_th
     assert step.serving[1] == "1.2.4"
     assert step.passport == steps["again"].passport
     assert (step.fact["passed"], step.fact["passports"][0]["state"]) == (True, "certified")
-    assert "failed" in step.fetched["machine/m.NPU-emulated.md"], "what was found stays"
+    assert "failed" in step.fetched["machine/m.NPU-emulated.html"], "what was found stays"
 
 
 def test_the_private_key_stays_beside_the_passports_for_the_node_alone(steps, hardware):

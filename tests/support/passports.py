@@ -14,12 +14,10 @@ def check(name, status):
     return {"name": name, "status": status, "detail": "", "facts": [], "values": {}}
 
 
-def certify(machine, installed, wanted=None, *, device=Device.NPU, other=None, **verdict):
-    """Keep a passport of the model on the device as that is now, or as it was with `other` facts of its identity."""
-    wanted = wanted or ModelSettings(name=installed.id)
-    identity = identity_of(installed, wanted, device, machine.probe, machine.settings)
+def passport_for(identity, **more):
+    """An unsigned passport of what `identity` says."""
     facts = {
-        **asdict(replace(identity, **(other or {}))),
+        **asdict(identity),
         "verdict": "certified",
         "made": MADE,
         "node": "here",
@@ -29,4 +27,12 @@ def certify(machine, installed, wanted=None, *, device=Device.NPU, other=None, *
         "rates": {},
         "checks": [check("load", "passed")],
     }
-    return passport_store(machine.settings).sign_and_store(Passport.model_validate(facts | verdict))
+    return Passport.model_validate(facts | more)
+
+
+def certify(machine, installed, wanted=None, *, device=Device.NPU, other=None, **verdict):
+    """Keep a passport of the model on the device as that is now, or as it was with `other` facts of its identity."""
+    wanted = wanted or ModelSettings(name=installed.id)
+    identity = identity_of(installed, wanted, device, machine.probe, machine.settings)
+    passport = passport_for(replace(identity, **(other or {})), **verdict)
+    return passport_store(machine.settings).sign_and_store(passport)

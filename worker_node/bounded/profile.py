@@ -54,7 +54,7 @@ async def job_service(settings: BoundedSettings) -> AsyncIterator[JobService]:
 
 def _profile(settings: BoundedSettings, *, examined: bool) -> tuple[Profile, Callable[[Node], JobService]]:
     """The profile, and the service of a node that has it."""
-    choice = choose_model(settings.model, ModelStore())
+    choice = choose_model(settings.model, ModelStore(), settings.weights.split(","))
     lock = DeviceLock(settings.lock, settings.lock_wait_s)
     log.info("the model is %s (%s)", choice.path, choice.why)
     if (problem := reservation(choice)) is not None:
@@ -104,7 +104,7 @@ def job_error_response(error: NodeError) -> web.Response:
 
 async def _healthz(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
-    busy = service.busy_time()
+    busy = service.npu.busy_time()
     problem = service.problem()
     reasons = {"busy_time_us": busy.reason} if busy.value is None else {}
     local = None if request.transport is None else request.transport.get_extra_info("sockname")

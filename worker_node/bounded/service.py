@@ -13,7 +13,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -25,7 +25,7 @@ from worker_node.bounded.jobs import JOBS, JobRequest, excerpt, json_object, mak
 from worker_node.bounded.settings import PROMPT_TOKENS, BoundedSettings, DeviceLock, bounded_model
 from worker_node.core.errors import ConfigurationError, ContextLengthExceeded, EngineUnavailable, ModelNotFound
 from worker_node.core.types import Device, ModelKind, RequestContext
-from worker_node.devices.npu import Reading, npu_users
+from worker_node.devices.npu import npu_users
 from worker_node.engines.process import Canary
 from worker_node.engines.protocol import EngineState, EngineStatus, JobEngine
 from worker_node.manager.placement import Placement
@@ -90,7 +90,7 @@ class JobService:
         """Why no job can succeed now and loading will not change that; None otherwise."""
         if not self._services.manager.models:
             return self.choice.problem
-        placement, busy = self._placement, self.busy_time()
+        placement, busy = self._placement, self.npu.busy_time()
         if placement.state.down or placement.refusal is not None:
             return placement.reason
         if busy.value is None:
@@ -105,8 +105,8 @@ class JobService:
     @property
     def initial_load_ms(self) -> float | None:
         """How long loading and compiling took; None before."""
-        seconds = self.engine.load_seconds if self._services.manager.models else None
-        return None if seconds is None else _ms(seconds)
+        loaded = self.engine.loaded if self._services.manager.models else None
+        return None if loaded is None else _ms(loaded.seconds)
 
     def cache_exists(self) -> bool:
         """Whether anything compiled is kept there, so that loading is quick."""
@@ -147,7 +147,7 @@ class JobService:
         load_s = 0.0 if was_loaded else time.monotonic() - began
         deadline = time.monotonic() + self._timeout_s
         async with self._lock.held():
-            before = self.busy_time()
+            before = self.npu.busy_time()
             started = time.monotonic()
             extra: dict[str, Any] = {}
             text = shaped = None
@@ -157,7 +157,7 @@ class JobService:
                     text, extra = await self._generate(request, began, deadline, temperature)
                     shaped = request.job.shape(text)
             generate_s = time.monotonic() - started
-            after = self.busy_time() if before.value is not None else before
+            after = self.npu.busy_time() if before.value is not None else before
         delta = None if before.value is None or after.value is None else after.value - before.value
         payload: dict[str, Any] = {
             "model": self.model_id,
@@ -195,7 +195,16 @@ class JobService:
     ) -> tuple[str, dict[str, Any]]:
         job, placement = request.job, self._placement
         limit = min(placement.prompt_limit, placement.total_limit - request.max_new_tokens)
-        text, kept = fit(request.text, self._counter(request), limit)
+        tokenizer = self.model.tokenizer
+
+        def count(part: str) -> int:
+            """The tokens of the whole prompt for an input."""
+            try:
+                return len(tokenizer.encode_chat(job.messages(part)))
+            except ContextLengthExceeded:
+                return sys.maxsize
+
+        text, kept = fit(request.text, count, limit)
         extra: dict[str, Any] = {} if kept == len(request.text) else {"input_truncated": {"kept_characters": kept}}
         generation = GenerationRequest(
             RequestContext(
@@ -224,21 +233,6 @@ class JobService:
                     if event.busy.shared:
                         extra["npu_busy_exclusive"] = False
         return answer, extra
-
-    def _counter(self, request: JobRequest) -> Callable[[str], int]:
-        """How many tokens the whole prompt has for an input."""
-        tokenizer = self.model.tokenizer
-
-        def count(part: str) -> int:
-            try:
-                return len(tokenizer.encode_chat(request.job.messages(part)))
-            except ContextLengthExceeded:
-                return sys.maxsize
-
-        return count
-
-    def busy_time(self) -> Reading:
-        return self.npu.busy_time()
 
 
 def fit(text: str, count: Callable[[str], int], limit: int) -> tuple[str, int]:
@@ -271,8 +265,8 @@ class Identity(StrEnum):
     OTHER = "not the reference model"
 
 
-def identify(installed: InstalledModel) -> Identity:
-    """Compare the model with the catalog's reference.
+def identify(installed: InstalledModel, weights: Container[str] = ()) -> Identity:
+    """Compare the model with the catalog's reference. `weights` are further sha256 of its weights.
 
     Reads the file of weights where the architecture is the same: about a second for each gigabyte.
     """
@@ -283,7 +277,7 @@ def identify(installed: InstalledModel) -> Identity:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     # What was pulled was compared with the hub's own hashes when it arrived.
     pulled = installed.source_sha256.values() if installed.source == str(reference.source) else ()
-    known = found in reference.weights or found in pulled
+    known = found in reference.weights or found in weights or found in pulled
     return Identity.PUBLISHED if known else Identity.COMPATIBLE
 
 
@@ -298,10 +292,10 @@ class Choice:
     identity: Identity = Identity.OTHER
 
 
-def choose_model(given: Path | None, store: ModelStore) -> Choice:
+def choose_model(given: Path | None, store: ModelStore, weights: Container[str] = ()) -> Choice:
     """Return the model of `OV_GENAI_NPU_MODEL`, else the reference model of the store, else its small embedded one."""
     if given is not None:
-        return _read(given.expanduser(), "OV_GENAI_NPU_MODEL")
+        return _read(given.expanduser(), "OV_GENAI_NPU_MODEL", weights)
     # By the name of its published directory, which `convert` keeps.
     published = PUBLISHED_NAME.rpartition("/")[2]
     for name, why in ((published, "installed"), (SMALL_MODEL, "the reference model is not installed")):
@@ -311,7 +305,7 @@ def choose_model(given: Path | None, store: ModelStore) -> Choice:
             continue
         except ConfigurationError as error:
             return Choice(store.root / name, why, None, error.message)
-        return _read(path, why)
+        return _read(path, why, weights)
     return Choice(
         store.root / REFERENCE_MODEL,
         "not installed",
@@ -327,7 +321,8 @@ def reservation(choice: Choice) -> str | None:
     if choice.identity is Identity.COMPATIBLE:
         return (
             f"{choice.path} has the architecture of {PUBLISHED_NAME} and weights that are not known: the quality and "
-            f"times of the jobs were accepted for the published ones; run npu-node pull {REFERENCE_MODEL}"
+            f"times of the jobs were accepted for the published ones; run npu-node pull {REFERENCE_MODEL}, or add the "
+            f"sha256 of {WEIGHTS_FILE} to OV_GENAI_NPU_WEIGHTS"
         )
     return (
         f"{choice.installed.id} is not the reference model {REFERENCE_MODEL}: the quality and times of the jobs were "
@@ -335,7 +330,7 @@ def reservation(choice: Choice) -> str | None:
     )
 
 
-def _read(path: Path, why: str) -> Choice:
+def _read(path: Path, why: str, weights: Container[str]) -> Choice:
     if not path.is_dir():
         return Choice(path, why, None, f"{path} is not a directory; set OV_GENAI_NPU_MODEL to a model directory")
     try:
@@ -350,7 +345,7 @@ def _read(path: Path, why: str) -> Choice:
             "set OV_GENAI_NPU_MODEL to another model directory"
         )
         return Choice(path, why, None, problem)
-    identity = identify(installed)
+    identity = identify(installed, weights)
     return Choice(path, f"{why}; {identity}", installed, identity=identity)
 
 
@@ -393,7 +388,7 @@ async def smoke(service: JobService, request: JobRequest) -> dict[str, Any]:
 
     Raises NodeError when nothing could be generated, EngineUnavailable without a readable counter.
     """
-    counter = service.busy_time()
+    counter = service.npu.busy_time()
     if counter.value is None:
         raise EngineUnavailable(f"the NPU's busy counter cannot be read ({counter.reason}); run npu-node doctor")
     await service.ready()
@@ -402,7 +397,7 @@ async def smoke(service: JobService, request: JobRequest) -> dict[str, Any]:
     payload = result.payload
     if payload.get("npu_busy_exclusive") is False:
         warnings.append("the counter moved by more than this generation can have caused")
-    proof = service.engine.proof
+    loaded = service.engine.loaded
     return {
         "verdict": "pass" if result.error is None else "fail",
         "reason": result.error or f"the busy counter moved by {payload['npu_busy_delta_us']} us",
@@ -410,10 +405,10 @@ async def smoke(service: JobService, request: JobRequest) -> dict[str, Any]:
         "model": payload["model"],
         "model_path": str(service.choice.path),
         "device": payload["device"],
-        "device_name": proof.device_name if proof else None,
+        "device_name": loaded.device_name if loaded else None,
         "emulated": service.npu.emulated,
-        "openvino_genai": proof.runtime if proof else None,
-        "driver": proof.driver if proof else None,
+        "openvino_genai": loaded.runtime if loaded else None,
+        "driver": loaded.driver if loaded else None,
         "kernel": platform.release(),
         "prompt_characters": len(request.text),
         "max_new_tokens": request.max_new_tokens,
@@ -429,9 +424,9 @@ async def smoke(service: JobService, request: JobRequest) -> dict[str, Any]:
 
 async def _others(service: JobService) -> list[str]:
     """What shows that others use the NPU, while our engine rests."""
-    before = service.busy_time().value
+    before = service.npu.busy_time().value
     await asyncio.sleep(_IDLE_WATCH_S)
-    after = service.busy_time().value
+    after = service.npu.busy_time().value
     warnings = []
     if before is not None and after is not None and after != before:
         warnings.append("the counter moves while nothing of this test runs")

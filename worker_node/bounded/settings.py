@@ -26,6 +26,7 @@ PROMPT_TOKENS = 1024
 class BoundedSettings(BaseSettings):
     """`OV_GENAI_NPU_*`. `model` is a directory, None the reference model of the store; `cache` a directory.
 
+    `weights` are sha256 of an `openvino_model.bin` that count as the reference model's, separated by commas.
     `blobs` is a directory that `npu-node compile --profile bounded` made, None compiles the model when it is loaded.
     `lock` is the file that every process locks for the length of a generation on this NPU; `lock_wait_s` is how long
     a job waits for it.
@@ -34,6 +35,7 @@ class BoundedSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="OV_GENAI_NPU_", frozen=True, hide_input_in_errors=True)
 
     model: Path | None = None
+    weights: str = Field(default="", pattern="^([0-9a-f]{64}(,[0-9a-f]{64})*)?$")
     blobs: Path | None = None
     cache: Path = Field(
         default_factory=lambda: Path(os.environ.get("NPU_NODE_COMPILE_CACHE") or default_compile_cache())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from worker_node import __version__
-from worker_node.certify.checks import CHECKS, MARGIN, Certification, Plan
+from worker_node.certify.checks import CHECKS, Certification, Plan
 from worker_node.certify.nodes import CallFailed, Json, RunningNode
 from worker_node.certify.reference import Reference, read_reference, shipped_reference
 from worker_node.core.errors import ConfigurationError
@@ -26,11 +26,6 @@ from worker_node.serving.faults import faults_of
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 _DOCTOR_FACTS = (15, 17, 18, 20, 21, 22, 23)
-# What the report shows by the length of prompts.
-_FIGURES = {
-    "margins": f"how much likelier the CPU finds another token where answers part (right up to {MARGIN:g})",
-    "first_token_s": "seconds to the first token",
-}
 _CPU = PlacementSettings(device=Device.CPU, plugin_config={"INFERENCE_PRECISION_HINT": "f32"})
 
 
@@ -79,9 +74,14 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
         except CallFailed as error:
             checks.append(_loaded("failed", f"{error.message}{under_faults}", {}))
         origin = reference.origin
+    verdict: Verdict = "limited" if any("wrong_from" in check.values for check in checks) else "certified"
+    if any(check.status == "failed" for check in checks):
+        verdict = "failed"
+    elif run.plan.only:
+        verdict = "incomplete"
     return Passport(
         **asdict(identity),
-        verdict=_verdict(run.plan, checks),
+        verdict=verdict,
         made=now(),
         node=socket.gethostname(),
         version=__version__,
@@ -94,14 +94,6 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
 
 def _loaded(status: Literal["passed", "failed"], detail: str, values: Json) -> CheckResult:
     return CheckResult(name="load", status=status, detail=detail[:1000], facts=[8, 11, 14], values=values)
-
-
-def _verdict(plan: Plan, checks: Sequence[CheckResult]) -> Verdict:
-    if any(check.status == "failed" for check in checks):
-        return "failed"
-    if plan.only:
-        return "incomplete"
-    return "limited" if any("wrong_from" in check.values for check in checks) else "certified"
 
 
 def left_out(run: Run) -> str | None:
@@ -148,29 +140,3 @@ def _doctor(run: Run) -> CheckResult:
         facts=list(_DOCTOR_FACTS),
         values={},
     )
-
-
-def report(passport: Passport) -> str:
-    """What a person or an issue can take of a passport, in Markdown."""
-    limit = passport.limits.max_prompt_tokens
-    emulated = " (emulated)" if passport.emulated else ""
-    lines = [f"### {passport.model} on {passport.device}: {passport.verdict}{emulated}", ""]
-    if passport.emulated:
-        lines += ["Emulated on a CPU: this says nothing about real hardware.", ""]
-    if limit:
-        lines += [f"Prompts up to {limit} tokens.", ""]
-    lines += [
-        f"{passport.architecture}; driver {passport.driver or '-'}, compiler {passport.compiler or '-'}, OpenVINO "
-        f"{passport.openvino}, npu-node {passport.version}, {passport.made}, compared with {passport.reference}, "
-        f"signed by {passport.signature.key if passport.signature else 'nobody'}",
-        "",
-        "| check | result | found |",
-        "|---|---|---|",
-    ]
-    lines += [f"| {check.name} | {check.status} | {check.detail.replace('|', '/')} |" for check in passport.checks]
-    for check in passport.checks:
-        for name in check.values.keys() & _FIGURES.keys():
-            rows = zip(check.values["lengths"], check.values[name], strict=True)
-            lines += ["", f"| tokens of the prompt | {_FIGURES[name]} |", "|---|---|"]
-            lines += [f"| {length} | {value:g} |" for length, value in rows]
-    return "\n".join(lines) + "\n"

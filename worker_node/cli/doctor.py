@@ -100,7 +100,7 @@ def _bounded(settings: BoundedSettings) -> tuple[list[Finding], Path]:
     from worker_node.doctor.machine import error, ok, warning
     from worker_node.models.store import ModelStore
 
-    choice = choose_model(settings.model, ModelStore())
+    choice = choose_model(settings.model, ModelStore(), settings.weights.split(","))
     found = f"{choice.path} ({choice.why})"
     if choice.problem is not None:
         finding = error("model-files", choice.problem, "pull the model, or correct OV_GENAI_NPU_MODEL")

@@ -82,7 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("interrupted")
         status = 130
     except BrokenPipeError:
-        status = _reader_gone()
+        # The reader closed the pipe, as in `npu-node list | head`; as the shell says of one that SIGPIPE ended.
+        _discard_output()
+        status = 141
     except OSError as error:
         say(_output_problem(error) or describe(error))
         status = 1
@@ -114,10 +116,9 @@ def _command_first(argv: Sequence[str]) -> Sequence[str]:
     return [argv[place], *argv[:place], *argv[place + 1 :]] if place and argv[0].startswith("-") else argv
 
 
-def _reader_gone() -> int:
-    """The reader closed the pipe, as in `npu-node list | head`: send what is still buffered to /dev/null at exit."""
+def _discard_output() -> None:
+    """Send what is still buffered to /dev/null at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141  # as the shell says of one that SIGPIPE ended
 
 
 def _output_problem(error: OSError) -> str | None:
@@ -126,7 +127,7 @@ def _output_problem(error: OSError) -> str | None:
         sys.stdout.flush()
     except OSError as repeated:
         if repeated.errno == error.errno:
-            _reader_gone()
+            _discard_output()
             return f"the output cannot be written: {(error.strerror or str(error)).lower()}"
     return None
 

@@ -308,7 +308,15 @@ def _rm(args: argparse.Namespace) -> int:
     """Remove each model in turn; the first that fails ends it."""
     from worker_node.cli.node_client import on_node
 
-    return on_node(args, lambda node: _remove_from_node(node, args), lambda: _remove_from_store(args), changes=True)
+    def from_store() -> int:
+        store = node_store(args)
+        print(f"removing from the store {store.root}", file=sys.stderr)
+        for name in args.models:
+            store.remove(name)
+            print(f"{name}: removed")
+        return 0
+
+    return on_node(args, lambda node: _remove_from_node(node, args), from_store, changes=True)
 
 
 def _remove_from_node(node: NodeClient, args: argparse.Namespace) -> int:
@@ -324,14 +332,5 @@ def _remove_from_node(node: NodeClient, args: argparse.Namespace) -> int:
             raise NodeCallFailed(
                 f"{name} has requests in flight; wait for their end, or add --force", error.http_status
             ) from None
-        print(f"{name}: removed")
-    return 0
-
-
-def _remove_from_store(args: argparse.Namespace) -> int:
-    store = node_store(args)
-    print(f"removing from the store {store.root}", file=sys.stderr)
-    for name in args.models:
-        store.remove(name)
         print(f"{name}: removed")
     return 0

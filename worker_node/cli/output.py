@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from worker_node.core.types import Progress
+
 if TYPE_CHECKING:
     from rich import progress as rich_progress
     from rich.console import Console
     from rich.table import Column
-
-    from worker_node.core.types import Progress
 
 TOY_MODEL, USEFUL_MODEL = "smollm2-135m-instruct", "phi-3.5-mini-npu"
 """The embedded chat model, and one of 3.8 billion parameters for the NPU or the CPU of a laptop with 16 GB."""
@@ -72,12 +72,13 @@ def progress_display(title: str, console: Console | None = None) -> Iterator[Pro
         yield _Lines(title)
         return
     # Takes longer to import than most commands take to run.
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
     console = console or Console(stderr=True)
-    columns: tuple[rich_progress.ProgressColumn, ...] = (
+    columns: tuple[progress.ProgressColumn, ...] = (
         SpinnerColumn(),
         TextColumn("[bold]{task.fields[title]}", table_column=_one_line(ratio=2)),
         TextColumn("{task.description}", table_column=_one_line(ratio=3)),
@@ -85,11 +86,11 @@ def progress_display(title: str, console: Console | None = None) -> Iterator[Pro
         TextColumn("{task.fields[amount]}", table_column=Column(no_wrap=True, min_width=len("92.9 MB of 92.9 MB"))),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True, expand=True) as shown:
+    with progress.Progress(*columns, console=console, transient=True, expand=True) as shown:
         yield _Bar(shown, title)
 
 
-class _Lines:
+class _Lines(Progress):
     def __init__(self, title: str) -> None:
         self._title = title
 
@@ -97,11 +98,8 @@ class _Lines:
         size = f" ({total / 1e6:.0f} MB)" if total else ""
         print(f"{self._title}: {name}{size}", file=sys.stderr, flush=True)
 
-    def update(self, done: int) -> None:
-        """Lines do not move."""
 
-
-class _Bar:
+class _Bar(Progress):
     """One line: what is pulled, the stage, and for a download how far it is. A later stage has no bytes to count."""
 
     def __init__(self, progress: rich_progress.Progress, title: str) -> None:

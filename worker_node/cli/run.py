@@ -59,23 +59,19 @@ def _run(args: argparse.Namespace) -> int:
             raise ConfigurationError(f"{where_no_node_runs()}; start one in another terminal: npu-node serve")
         chat = Chat(node, args.model, system=args.system, verbose=args.verbose)
         chat.prepare()
-        prompt = _whole_prompt(args.prompt)
-        if prompt is None:
+        # The arguments, and after these what is piped in.
+        piped = None if sys.stdin.isatty() else sys.stdin.read()
+        parts = [" ".join(args.prompt)] if args.prompt else []
+        if piped is not None and (piped.strip() or not parts):
+            parts.append(piped)
+        if not parts:
             return converse(chat)
+        prompt = "\n".join(parts)
         if not prompt.strip():
             node.call("POST", model_path(args.model, "load"))
             print(f"{args.model}: the prompt is empty, so the model is only loaded", file=sys.stderr)
             return 0
         return 0 if chat.answer(prompt) else 130
-
-
-def _whole_prompt(words: list[str]) -> str | None:
-    """The arguments, and after these what is piped in; None when there is neither."""
-    piped = None if sys.stdin.isatty() else sys.stdin.read()
-    parts = [" ".join(words)] if words else []
-    if piped is not None and (piped.strip() or not parts):
-        parts.append(piped)
-    return "\n".join(parts) if parts else None
 
 
 class Chat:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -143,21 +143,11 @@ class Timing:
     first_token: float | None = None
 
 
-class Progress(Protocol):
-    """Listens to one piece of work; each call comes from the thread that does the work."""
+class Progress:
+    """Listens to one piece of work, and ignores it here; each call comes from the thread that does the work."""
 
     def stage(self, name: str, total: int | None = None) -> None:
         """A new stage begins; `total` is its size in bytes where that is known."""
 
     def update(self, done: int) -> None:
         """`done` bytes of the current stage are done."""
-
-
-class Silent:
-    """Progress without a listener."""
-
-    def stage(self, name: str, total: int | None = None) -> None:
-        """Ignore it."""
-
-    def update(self, done: int) -> None:
-        """Ignore it."""

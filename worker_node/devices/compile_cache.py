@@ -70,16 +70,11 @@ def prepare(root: Path, key: CacheKey) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / KEY_FILE).write_bytes(msgspec.json.encode(key))
     for sibling in directory.parent.iterdir():
-        other = _read_key(sibling)
-        if other is not None and key.outdates(other):
+        try:
+            other = msgspec.json.decode((sibling / KEY_FILE).read_bytes(), type=CacheKey)
+        except (OSError, msgspec.DecodeError):
+            continue  # not ours: it must not be touched
+        if key.outdates(other):
             log.info("compile cache: removing %s, made for other versions", sibling)
             shutil.rmtree(sibling, ignore_errors=True)
     return directory
-
-
-def _read_key(directory: Path) -> CacheKey | None:
-    """The key of an entry; None for what is not ours and must not be touched."""
-    try:
-        return msgspec.json.decode((directory / KEY_FILE).read_bytes(), type=CacheKey)
-    except (OSError, msgspec.DecodeError):
-        return None

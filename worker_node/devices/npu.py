@@ -77,6 +77,7 @@ class NpuCounters:
     busy_time_us: Reading
     memory_bytes: Reading
     frequency_mhz: Reading
+    max_frequency_mhz: Reading
 
 
 def with_remedy(error: str) -> str:
@@ -130,7 +131,7 @@ class NpuSource:
     busy_counter: Path
     stand_in: bool
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
-    _others: tuple[Reading, Reading] | None = field(default=None, init=False, repr=False, compare=False)
+    _others: tuple[Reading, Reading, Reading] | None = field(default=None, init=False, repr=False, compare=False)
     _read_at: float = field(default=0.0, init=False, repr=False, compare=False)
 
     def read(self) -> NpuCounters:
@@ -141,13 +142,14 @@ class NpuSource:
         """
         if self.stand_in:
             nothing = Reading(None, "the NPU is emulated")
-            return NpuCounters(self.busy_time(), nothing, nothing)
+            return NpuCounters(self.busy_time(), nothing, nothing, nothing)
         now = self.clock()
         if self._others is None or now - self._read_at >= _READ_EVERY_S:
             directory = self.busy_counter.parent
             self._others = (
                 read_counter(directory / "npu_memory_utilization"),
                 read_counter(directory / "npu_current_frequency_mhz"),
+                read_counter(directory / "npu_max_frequency_mhz"),
             )
             self._read_at = now
         return NpuCounters(self.busy_time(), *self._others)

@@ -68,7 +68,12 @@ def check_kernel(machine: ExaminedMachine) -> Iterator[Finding]:
     yield ok("npu-present", f"{name} NPU 8086:{device} at {address}")
     yield _driver(machine, address)
     if not machine.in_container():  # else it is the host's
-        yield _firmware(machine, generation)
+        places = (machine.find(f"{at}/intel/vpu", f"vpu_{generation}_v*.bin*") for at in _FIRMWARE)
+        if found := next(filter(None, places), None):
+            directory = found[-1].parent.relative_to(machine.root)
+            yield ok("firmware-file", f"{found[-1].name} in /{directory}")
+        else:
+            yield error("firmware-file", f"no firmware vpu_{generation}_v*.bin for this NPU", _FIRMWARE_FIX)
     yield from _log(machine)
     yield from _node(machine)
 
@@ -106,13 +111,6 @@ def _driver(machine: ExaminedMachine, address: str) -> Finding:
     else:
         fix = "sudo modprobe intel_vpu; if there is no such module, install the distribution's full kernel and reboot"
     return error("kernel-driver", f"the device has no driver: intel_vpu is not loaded in kernel {release}", fix)
-
-
-def _firmware(machine: ExaminedMachine, generation: str) -> Finding:
-    for directory in _FIRMWARE:
-        if found := machine.find(f"{directory}/intel/vpu", f"vpu_{generation}_v*.bin*"):
-            return ok("firmware-file", f"{found[-1].name} in /{directory}/intel/vpu")
-    return error("firmware-file", f"no firmware vpu_{generation}_v*.bin for this NPU", _FIRMWARE_FIX)
 
 
 def _log(machine: ExaminedMachine) -> Iterator[Finding]:
@@ -218,23 +216,19 @@ def check_userspace(machine: ExaminedMachine, probe: Probe, *, npu: bool) -> Ite
             yield warning("stale-driver", found, fix)
         compiler = "libnpu_driver_compiler.so"
         yield _library("compiler", compiler, machine.library(f"{compiler}*"), _COMPILER_FIX)
-        yield from _release(machine)
+        versions = machine.package_versions(*_PACKAGES)
+        listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        if len(set(versions.values())) > 1:
+            fix = f"install {', '.join(_PACKAGES)} of one release of {_RELEASE}, then reboot"
+            yield error("firmware-mismatch", f"firmware, driver and compiler are of different releases: {listed}", fix)
+        elif versions:
+            yield ok("firmware-mismatch", f"one release: {listed}")
         yield from _pairs(machine)
     yield _openvino(probe, npu=npu)
 
 
 def _library(check: str, name: str, found: Path | None, fix: str) -> Finding:
     return error(check, f"{name} is not installed", fix) if found is None else ok(check, found.name)
-
-
-def _release(machine: ExaminedMachine) -> Iterator[Finding]:
-    versions = machine.package_versions(*_PACKAGES)
-    listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    if len(set(versions.values())) > 1:
-        fix = f"install {', '.join(_PACKAGES)} of one release of {_RELEASE}, then reboot"
-        yield error("firmware-mismatch", f"firmware, driver and compiler are of different releases: {listed}", fix)
-    elif versions:
-        yield ok("firmware-mismatch", f"one release: {listed}")
 
 
 @cache

@@ -34,7 +34,7 @@ from worker_node.engines.protocol import (
     Submit,
     results_of,
 )
-from worker_node.engines.wire import ChildChannel, decode_command, decode_spec
+from worker_node.engines.wire import COMMANDS, SPECS, ChildChannel, decode
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Loop:
             # They may change what follows.
             self._channel.flush()
         for frame in frames:
-            command = decode_command(frame)
+            command = decode(COMMANDS, frame)
             if isinstance(command, Shutdown):
                 raise EdgeGone
             if isinstance(command, Cancel):
@@ -128,7 +128,7 @@ def main(link: int, parent_pid: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ChildChannel(sock)
     try:
-        spec = decode_spec(channel.receive(wait=True)[0])
+        spec = decode(SPECS, channel.receive(wait=True)[0])
     except (EOFError, ConnectionError):
         return 0
     lower_priority(spec.nice)

@@ -89,7 +89,12 @@ O = TypeVar("O", bound=Options)  # noqa: E741
 
 def declare(owner: type[O]) -> type[O]:
     """Make the options of a class known. Raises TypeError when a name means something else in another class."""
-    found = _declared(owner)
+    hints = get_type_hints(owner, include_extras=True)
+    found = {}
+    for field in dataclasses.fields(owner):
+        marks = [mark for mark in getattr(hints[field.name], "__metadata__", ()) if isinstance(mark, Option)]
+        if marks:
+            found[field.name] = Declared(field.name, marks[0], hints[field.name], field.default)
     for other, options in _DECLARED.items():
         for name in found.keys() & options.keys():
             if found[name].annotation != options[name].annotation:
@@ -120,16 +125,6 @@ def engine_for(task: str, device: Device) -> type[EngineOptions]:
         if owner.task == task and device in owner.devices:
             return owner
     raise LookupError(f"no engine runs {task} models on {device}")
-
-
-def _declared(owner: type[Options]) -> Mapping[str, Declared]:
-    hints = get_type_hints(owner, include_extras=True)
-    found = {}
-    for field in dataclasses.fields(owner):
-        marks = [mark for mark in getattr(hints[field.name], "__metadata__", ()) if isinstance(mark, Option)]
-        if marks:
-            found[field.name] = Declared(field.name, marks[0], hints[field.name], field.default)
-    return found
 
 
 # Options of engines that can load what was compiled ahead of time.

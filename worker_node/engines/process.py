@@ -54,7 +54,7 @@ from worker_node.engines.protocol import (
 )
 from worker_node.engines.restart import GrowthLimits, RestartLimits
 from worker_node.engines.watchdog import LOAD_TIMEOUT_S, Blame, Death, Liveness, LivenessLimits, cause_of_death, stopped
-from worker_node.engines.wire import CorruptFrame, FrameBuffer, encode, received_events, submission
+from worker_node.engines.wire import EVENTS, CorruptFrame, FrameBuffer, decode, encode, submission
 
 log = logging.getLogger(__name__)
 
@@ -299,7 +299,7 @@ class EngineProcess(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            events = received_events(self._buffer, data)
+            events = [decode(EVENTS, body) for body in self._buffer.feed(data)]
             for event in events:
                 match event:
                     case Results():

@@ -339,27 +339,15 @@ class EngineState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CanaryProof:
-    """What the last passed canary proved: this model on this device, with this driver and this OpenVINO.
-
-    `passed_at` is `time.time()`, for people.
-    """
-
-    passed_at: float
-    device_name: str
-    driver: str | None
-    runtime: str
-
-
-@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A reading of an engine; `reason` is set whenever the state is not `ready`.
 
     `restarts` counts the processes that ended by a failure, `wrong` those of them that the canary ended. `recycles`
     counts by its form (`idle`, `forced`) how often a process was replaced because its memory had grown; `replacing`:
-    the engine is being started for that reason, and requests wait for it. `served`: it has been ready before. `stale`:
-    the model's files have changed since the engine was made, and it does not load them. `shapes` counts the static
-    shapes that its processes loaded, by their origin: `compiled` or `imported`.
+    the engine is being started for that reason, and requests wait for it. `loaded` is what the last process that was
+    ready reported, None before; `proven_at` (`time.time()`) when a canary last passed, None after one that failed.
+    `stale`: the model's files have changed since the engine was made, and it does not load them. `shapes` counts the
+    static shapes that its processes loaded, by their origin: `compiled` or `imported`.
     """
 
     state: EngineState
@@ -367,13 +355,12 @@ class EngineStatus:
     pid: int | None = None
     restarts: int = 0
     wrong: int = 0
-    load_seconds: float | None = None
+    loaded: Loaded | None = None
+    proven_at: float | None = None
     retry_after: float | None = None
     in_flight: int = 0
     stats: EngineStats = field(default_factory=EngineStats)
-    proof: CanaryProof | None = None
     replacing: bool = False
-    served: bool = False
     stale: bool = False
     recycles: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, int] = field(default_factory=dict)

@@ -23,7 +23,6 @@ from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.engines.isolation import Suspects
 from worker_node.engines.process import Canary, CanaryFailed, EngineLimits, EngineProcess, LoadRefused
 from worker_node.engines.protocol import (
-    CanaryProof,
     EngineSpec,
     EngineState,
     EngineStats,
@@ -76,7 +75,7 @@ class Engine:
         self._process: EngineProcess | None = None
         # Of the process that serves, or served last.
         self._loaded: Loaded | None = None
-        self._proof: CanaryProof | None = None
+        self._proven_at: float | None = None
         self._ready_at: float | None = None
         self._memory_when_ready: int | None = None
         self._resume_at: float | None = None
@@ -92,7 +91,7 @@ class Engine:
     def status(self) -> EngineStatus:
         retry_after = None if self._resume_at is None else max(0.1, self._resume_at - time.monotonic())
         state, reason = self._state, self._reason
-        process, loaded = self._process, self._loaded
+        process = self._process
         if state is EngineState.READY and not self.ready:
             # The process has just died and the supervising task has not had its turn yet.
             state, reason, process = EngineState.BACKING_OFF, "the engine process died", None
@@ -102,13 +101,12 @@ class Engine:
             pid=process.pid if process else None,
             restarts=self._restarts,
             wrong=self._wrong,
-            load_seconds=loaded.seconds if loaded else None,
+            loaded=self._loaded,
+            proven_at=self._proven_at,
             retry_after=retry_after,
             in_flight=process.in_flight if process else 0,
-            proof=self._proof,
             stats=process.stats if process else EngineStats(),
             replacing=self._replacing and state is EngineState.STARTING,
-            served=loaded is not None,
             stale=self._stale,
             recycles=dict(self._recycles),
             shapes=dict(self._shapes),
@@ -232,7 +230,7 @@ class Engine:
                 return None
         except CanaryFailed as error:
             process.kill(f"its known question was answered wrongly: {error}", Blame.NODE)
-            self._proof = None
+            self._proven_at = None
             self._wrong += 1
             return self._ended(self._policy.quarantine((await process.wait_closed()).reason))
         except NodeError as error:
@@ -268,7 +266,7 @@ class Engine:
 
     def _became_ready(self, process: EngineProcess, loaded: Loaded) -> None:
         self._loaded = loaded
-        self._proof = CanaryProof(time.time(), loaded.device_name, loaded.driver, loaded.runtime)
+        self._proven_at = time.time()
         self._ready_at = time.monotonic()
         self._memory_when_ready = self._own_memory(process)
         self._shapes.update(compiled=loaded.compiled, imported=loaded.imported)
@@ -333,7 +331,7 @@ class Engine:
                 raise
             log.info("the known question of %s is asked later: %s", self._name, error.message)
         else:
-            self._proof = self._proof and replace(self._proof, passed_at=time.time())
+            self._proven_at = time.time()
 
     async def _replace(self, process: EngineProcess, form: str, grown: int) -> None:
         """End a process that has grown too large; requests wait for the next one."""

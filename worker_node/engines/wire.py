@@ -20,12 +20,11 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 _RECEIVE_BYTES = 256 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
-_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-_events: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
-_specs = msgspec.msgpack.Decoder(EngineSpec)
-
-
-T = TypeVar("T")
+T = TypeVar("T", bound=Command | Event | EngineSpec)
+# Decoders of what a frame may hold: commands to an engine process, events of it, and its first frame.
+COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+EVENTS: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+SPECS = msgspec.msgpack.Decoder(EngineSpec)
 
 
 class CorruptFrame(Exception):
@@ -43,22 +42,8 @@ def submission(job: Job) -> bytes:
     return encode(Submit(job.id, msgspec.Raw(_encoder.encode(job))))
 
 
-def decode_command(body: bytes) -> Command:
-    """Return the command in a frame's body; CorruptFrame if there is none."""
-    return _decoded(_commands, body)
-
-
-def decode_event(body: bytes) -> Event:
-    """Return the event in a frame's body; CorruptFrame if there is none."""
-    return _decoded(_events, body)
-
-
-def decode_spec(body: bytes) -> EngineSpec:
-    """Return the engine specification that is the first frame to a new engine process."""
-    return _decoded(_specs, body)
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
+def decode(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
+    """Return the message in a frame's body. Raises CorruptFrame if there is none of the decoder's."""
     try:
         return decoder.decode(body)
     except msgspec.MsgspecError as error:
@@ -96,11 +81,6 @@ class FrameBuffer:
         if start < have:
             self._rest += data[start:]
         return bodies
-
-
-def received_events(buffer: FrameBuffer, data: bytes) -> list[Event]:
-    """Return the events that are complete with these bytes; CorruptFrame if a frame holds none."""
-    return [decode_event(body) for body in buffer.feed(data)]
 
 
 class ChildChannel:

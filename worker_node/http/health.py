@@ -167,7 +167,7 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
         "ready_in_s": rounded(model.ready_in()),
         "compile": {
             "state": "running" if status.state is EngineState.STARTING else "done",
-            "seconds": None if status.load_seconds is None else round(status.load_seconds, 2),
+            "seconds": None if status.loaded is None else round(status.loaded.seconds, 2),
         },
         **model.facts(),
     }
@@ -194,14 +194,15 @@ def _failed(model: FailedModel) -> dict[str, Any]:
 
 def describe_placement(placement: Placement) -> dict[str, Any]:
     status = placement.engine.status
-    proof = status.proof
-    canary = proof and {
-        "passed_at": round(proof.passed_at, 3),
-        "age_s": round(time.time() - proof.passed_at, 1),
-        "device": proof.device_name,
-        "driver": proof.driver,
-        "openvino": proof.runtime,
-    }
+    canary = None
+    if status.loaded is not None and status.proven_at is not None:
+        canary = {
+            "passed_at": round(status.proven_at, 3),
+            "age_s": round(time.time() - status.proven_at, 1),
+            "device": status.loaded.device_name,
+            "driver": status.loaded.driver,
+            "openvino": status.loaded.runtime,
+        }
     return {
         "device": placement.device,
         "state": placement.state,

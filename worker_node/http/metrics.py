@@ -136,7 +136,7 @@ def _read_engine(found: Readings, status: EngineStatus, by: dict[str, str]) -> N
     found.gauge("num_requests_running", "Requests (texts, for embeddings) that the engine runs", stats.running, **by)
     found.gauge("num_requests_waiting", "Requests or texts that wait in the engine", stats.waiting, **by)
     found.gauge("kv_cache_usage_ratio", "Share of the KV cache in use", stats.kv_cache_usage, **by)
-    found.gauge("model_load_seconds", "The last load and compile", status.load_seconds, **by)
+    found.gauge("model_load_seconds", "The last load and compile", status.loaded and status.loaded.seconds, **by)
     found.counter("engine_runs", "Batches run, or steps of a generation", stats.runs, **by)
     found.counter("engine_rows", "Texts or sequences in them", stats.rows, **by)
     text = "Prompt tokens that were looked up in the prefix cache"
@@ -145,8 +145,8 @@ def _read_engine(found: Readings, status: EngineStatus, by: dict[str, str]) -> N
     found.counter("prefix_cache_hit_tokens", text, stats.prefix_hit_tokens, **by)
     found.counter("engine_restarts", "Engine processes that ended", status.restarts, **by)
     found.counter("canary_failures", "Times that the engine answered a known question wrong", status.wrong, **by)
-    passed_at = None if status.proof is None else status.proof.passed_at
-    found.gauge("canary_passed_timestamp_seconds", "When the canary passed last, since the epoch", passed_at, **by)
+    text = "When the canary passed last, since the epoch"
+    found.gauge("canary_passed_timestamp_seconds", text, status.proven_at, **by)
 
 
 def _read_process(found: Readings, placement: Placement, by: dict[str, str]) -> None:

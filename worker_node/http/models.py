@@ -22,6 +22,7 @@ from worker_node.core.errors import (
     NodeError,
     NotOffered,
 )
+from worker_node.core.types import Progress
 from worker_node.engines.protocol import EngineState
 from worker_node.http.body import Body, deadline_of, read_body
 from worker_node.http.errors import ANTHROPIC_VERSION, describe
@@ -280,8 +281,8 @@ class PullBody(Body):
     name: Annotated[str, Field(min_length=1, max_length=2048)]
 
 
-class PullJob:
-    """A pull, which goes on also when nobody follows it any more; a `Progress`."""
+class PullJob(Progress):
+    """A pull, which goes on also when nobody follows it any more."""
 
     def __init__(self, manager: ModelManager, name: str) -> None:
         self.id = "pull_" + secrets.token_hex(8)

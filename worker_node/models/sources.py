@@ -66,7 +66,17 @@ def parse_reference(name: str, catalog: Catalog) -> Reference:
 
 def foreign_reference(name: str) -> ForeignReference | None:
     """As `parse_reference` without the catalog; None when the name has none of the forms. Raises BadRequest."""
-    return _local(name) if is_local(name) else hub_reference(name)
+    if not is_local(name):
+        return hub_reference(name)
+    try:
+        path = Path(name).expanduser()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+    except (OSError, ValueError, RuntimeError) as error:
+        # Too long, a null byte, links in a circle, a user that there is not, a directory that may not be read.
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadRequest(f"{name[:200]!r} cannot be a file of this machine: {why}", param="model") from None
+    return LocalReference(path)
 
 
 def is_local(name: str) -> bool:
@@ -114,18 +124,6 @@ def hub_reference(name: str) -> HubReference | None:
     if found is None or ".." in rest:
         return None
     return HubReference(found["repo"], found["revision"] or found["tree"] or "main", found["tag"])
-
-
-def _local(name: str) -> LocalReference:
-    try:
-        path = Path(name).expanduser()
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            path.stat()
-    except (OSError, ValueError, RuntimeError) as error:
-        # Too long, a null byte, links in a circle, a user that there is not, a directory that may not be read.
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadRequest(f"{name[:200]!r} cannot be a file of this machine: {why}", param="model") from None
-    return LocalReference(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +217,14 @@ def select(listing: Listing, tag: str | None = None, form: SourceFormat | None =
         return Selection(SourceFormat.SAFETENSORS, tuple(f for f in listing.files if f.path in needed))
     if SourceFormat.GGUF in forms and (ggufs or tag is not None):
         return Selection(SourceFormat.GGUF, (_choose_gguf(listing, ggufs, tag),))
-    raise _unusable(listing, top)
+    kinds = (".safetensors", ".bin", ".pt", ".pth", ".onnx", ".h5", ".msgpack")
+    if not (unknown := [name for name in top if name.endswith(kinds)]):
+        raise SourceRejected(f"{listing.name} holds no model: no OpenVINO, GGUF or safetensors file at its top")
+    raise SourceRejected(
+        f"{listing.name} holds weights ({min(unknown)}{' …' if len(unknown) > 1 else ''}) in a form that cannot "
+        f"be converted here: OpenVINO directories, GGUF files and BERT encoders in {SAFETENSORS_FILE} can. Look for a "
+        f"repository of the same model that ends in -ov or -GGUF, or {EXPORT}"
+    )
 
 
 def _openvino(listing: Listing, top: dict[str, RemoteFile]) -> Selection:
@@ -258,14 +263,3 @@ def _choose_gguf(listing: Listing, ggufs: list[RemoteFile], tag: str | None) -> 
     wanted = f"has no {tag}" if tag else f"has neither {' nor '.join(DEFAULT_TAGS)}"
     names = ", ".join(sorted(file.path for file in whole))
     raise SourceRejected(f"{listing.name} {wanted}; it has {names}: add the end of a name, as :Q6_K")
-
-
-def _unusable(listing: Listing, top: dict[str, RemoteFile]) -> SourceRejected:
-    weights = [n for n in top if n.endswith((".safetensors", ".bin", ".pt", ".pth", ".onnx", ".h5", ".msgpack"))]
-    if not weights:
-        return SourceRejected(f"{listing.name} holds no model: no OpenVINO, GGUF or safetensors file at its top")
-    return SourceRejected(
-        f"{listing.name} holds weights ({min(weights)}{' …' if len(weights) > 1 else ''}) in a form that cannot "
-        f"be converted here: OpenVINO directories, GGUF files and BERT encoders in {SAFETENSORS_FILE} can. Look for a "
-        f"repository of the same model that ends in -ov or -GGUF, or {EXPORT}"
-    )

@@ -31,7 +31,7 @@ from worker_node.core.errors import (
     ModelNotFound,
 )
 from worker_node.core.operating_system import flush, lock, try_lock
-from worker_node.core.types import ModelKind, Progress, Silent
+from worker_node.core.types import ModelKind, Progress
 from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, as_id, normalise_name
 from worker_node.models.convert.job import recognised
 from worker_node.models.directory import (
@@ -216,7 +216,7 @@ class ModelStore:
         if isinstance(spec, str):
             spec = self.pull_spec(spec)
         try:
-            return self.find(spec) or self._install(spec, progress or Silent())
+            return self.find(spec) or self._install(spec, progress or Progress())
         except OSError as error:
             if (problem := storage_problem(error)) is None:
                 raise

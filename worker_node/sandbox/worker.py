@@ -74,7 +74,11 @@ def run(call: Call) -> Reply:
     except MemoryError:
         return OutOfMemory()
     except Exception as error:  # noqa: BLE001  (a bug, which the edge logs; the process can go on)
-        return CallFailed(_place(error))
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        where = "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        return CallFailed(f"{type(error).__name__}{where}")
     finally:
         limit_cpu(0)
 
@@ -90,14 +94,6 @@ def main(link: int, parent: int, memory_bytes: int, modules: Sequence[str]) -> N
     with Connection(sock.detach()) as channel, contextlib.suppress(EOFError):  # the edge process has closed its end
         while True:
             channel.send_bytes(encode(run(calls.decode(channel.recv_bytes()))))
-
-
-def _place(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-    return f"{type(error).__name__}{where}"
 
 
 if __name__ == "__main__":

@@ -347,10 +347,22 @@ def _placement(
         loads=None if blobs is None else f"the blobs in {blobs}",
         nice=machine.settings.engine_nice + (_NICE_BESIDE_CHATS if yields else 0),
     )
+    settings = machine.settings
+    limits = EngineLimits(
+        load_timeout_s=settings.load_timeout_s,
+        liveness=LivenessLimits(settings.watchdog_s, settings.run_timeout_s),
+        canary_interval_s=settings.canary_interval_s,
+        restart=RestartLimits(
+            crash_limit=settings.crash_limit,
+            crash_window_s=settings.crash_window_s,
+            quarantine_s=settings.quarantine_s,
+        ),
+        growth=GrowthLimits(settings.engine_memory_growth or default_growth(machine_memory().total)),
+    )
     compiled = blobs is not None or (options.cache_dir is not None and any(Path(options.cache_dir).glob("*.blob")))
     return Placement(
         device=device,
-        engine=Engine(faulty(spec, faults), canary, _engine_limits(machine.settings), suspects=suspects),
+        engine=Engine(faulty(spec, faults), canary, limits, suspects=suspects),
         admission=admission,
         prompt_limit=limit,
         total_limit=engine.total_limit,
@@ -387,20 +399,6 @@ def _with_directories(task: ServedTask[Any], plan: PlacementPlan, machine: Machi
     except OSError as error:
         return options, f"nothing compiled is kept: {root} cannot be written ({error.strerror})"
     return replace(options, cache_dir=str(kept)), None
-
-
-def _engine_limits(settings: NodeSettings) -> EngineLimits:
-    return EngineLimits(
-        load_timeout_s=settings.load_timeout_s,
-        liveness=LivenessLimits(settings.watchdog_s, settings.run_timeout_s),
-        canary_interval_s=settings.canary_interval_s,
-        restart=RestartLimits(
-            crash_limit=settings.crash_limit,
-            crash_window_s=settings.crash_window_s,
-            quarantine_s=settings.quarantine_s,
-        ),
-        growth=GrowthLimits(settings.engine_memory_growth or default_growth(machine_memory().total)),
-    )
 
 
 def _cache_key(plan: PlacementPlan, machine: Machine) -> compile_cache.CacheKey:

@@ -113,7 +113,10 @@ class EncoderTask(ServedTask[M]):
         limit = target.installed.context_limit
         match given:
             case StaticEncoderOptions(npu_batch_size=rows):
-                buckets = tuple(sorted(set(given.npu_buckets or buckets_up_to(limit))))
+                # 16, 24, 32, 64, 128 … and the limit itself, unless they are set.
+                doubled = (_DOUBLED << step for step in range(limit.bit_length()))
+                usual = (*(length for length in (*_SHORT, *doubled) if length < limit), limit)
+                buckets = tuple(sorted(set(given.npu_buckets or usual)))
                 longest = buckets[-1]
                 if longest > limit:
                     raise target.wanted.error("npu_buckets", f"a bucket of {longest} tokens, the model takes {limit}")
@@ -135,13 +138,3 @@ class EncoderTask(ServedTask[M]):
                     memory=target.footprint(),
                 )
         raise TypeError(f"{type(given).__name__} are not the options of an encoder engine")
-
-
-def buckets_up_to(limit: int) -> tuple[int, ...]:
-    """16, 24, 32, 64, 128 … and the limit itself, in tokens."""
-    buckets = [length for length in _SHORT if length < limit]
-    length = _DOUBLED
-    while length < limit:
-        buckets.append(length)
-        length *= 2
-    return (*buckets, limit)

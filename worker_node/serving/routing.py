@@ -136,10 +136,9 @@ class Decision:
     """What becomes of a request: a placement by its `index`, with the `reason` for it, or an `error`.
 
     With `wait_until` the request waits until then for the placement at `index`. The placement at `load` is to be loaded
-    in any case: the request prefers it, or later ones with more time do. `considered` is the status of each placement.
+    in any case: the request prefers it, or later ones with more time do.
     """
 
-    considered: Sequence[PlacementStatus]
     index: int = -1
     reason: RouteReason = "preferred"
     error: NodeError | None = None
@@ -195,8 +194,8 @@ def decide(
             if not in_time:
                 error = InsufficientMemory(status.shortage)
         if in_time:
-            return Decision(considered, index, wait_until=until, load=load)
-    return Decision(considered, error=error, load=load)
+            return Decision(index, wait_until=until, load=load)
+    return Decision(error=error, load=load)
 
 
 def choose(demand: Demand, considered: Sequence[PlacementStatus]) -> Decision:
@@ -209,7 +208,7 @@ def choose(demand: Demand, considered: Sequence[PlacementStatus]) -> Decision:
     allowed = [(i, status) for i, status in enumerate(considered) if demand.require in {None, status.device}]
     if not allowed:
         absent = f"{demand.model} has no placement on {demand.require} on this node"
-        return Decision(considered, error=DeviceUnavailable(absent, param="model"))
+        return Decision(error=DeviceUnavailable(absent, param="model"))
     skipped: RouteReason | None = None
     blocked: PlacementStatus | None = None
     for index, status in allowed:
@@ -218,19 +217,27 @@ def choose(demand: Demand, considered: Sequence[PlacementStatus]) -> Decision:
         elif not status.holds(demand):
             reason = f"context_exceeds_{status.device.lower()}"
         elif status.obstacle is None:
-            return Decision(considered, index, "device_required" if demand.require else skipped or "preferred")
+            return Decision(index, "device_required" if demand.require else skipped or "preferred")
         else:
             reason = status.obstacle
             # Of those that cannot serve, the one that is being loaded will soonest.
             if blocked is None or (reason == "model_loading" and blocked.obstacle != "model_loading"):
                 blocked = status
         skipped = skipped or cast("RouteReason", reason)
-    return Decision(considered, error=_refusal(demand, [status for _, status in allowed], blocked))
+    return Decision(error=_refusal(demand, [status for _, status in allowed], blocked))
 
 
 def _refusal(demand: Demand, allowed: Sequence[PlacementStatus], blocked: PlacementStatus | None) -> NodeError:
     if blocked is not None:
-        error = _not_up(demand, blocked)
+        detail, retry_after = (
+            f"{demand.model} on {blocked.device}: {blocked.detail or blocked.obstacle}",
+            blocked.retry_after,
+        )
+        error: NodeError = EngineUnavailable(f"{detail}; try again or use another node", retry_after=retry_after)
+        if blocked.obstacle == "model_loading":
+            error = ModelLoading(f"{detail}; it is being loaded, try again later", retry_after=retry_after)
+        elif demand.require is not None:
+            error = DeviceUnavailable(f"{detail}; the request requires {demand.require}", retry_after=retry_after)
         error.model, error.device = demand.model, blocked.device.value
         return error
     able = [status for status in allowed if not status.lacks & demand.needs]
@@ -248,15 +255,6 @@ def _refusal(demand: Demand, allowed: Sequence[PlacementStatus], blocked: Placem
         tokens=demand.prompt_tokens,
         limit=min(widest.prompt_limit, widest.total_limit - demand.min_new_tokens),
     )
-
-
-def _not_up(demand: Demand, blocked: PlacementStatus) -> NodeError:
-    detail = f"{demand.model} on {blocked.device}: {blocked.detail or blocked.obstacle}"
-    if blocked.obstacle == "model_loading":
-        return ModelLoading(f"{detail}; it is being loaded, try again later", retry_after=blocked.retry_after)
-    if demand.require is not None:
-        return DeviceUnavailable(f"{detail}; the request requires {demand.require}", retry_after=blocked.retry_after)
-    return EngineUnavailable(f"{detail}; try again or use another node", retry_after=blocked.retry_after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +290,12 @@ async def wait_for_placement(
     """
     clock = demand.placements[0].clock
     began, waited_s = clock(), 0.0
-    decision = _decide_now(demand, context, status_of, began, first=0)
+
+    def decide_now(first: int) -> Decision:
+        considered = [status_of(placement) for placement in demand.placements]
+        return decide(demand, considered, context, began=began, now=clock(), first=first)
+
+    decision = decide_now(0)
     while decision.wait_until is not None:
         index = decision.index
         placement = demand.placements[index]
@@ -306,21 +309,9 @@ async def wait_for_placement(
                 if not await first_change(demand.placements, until) and until == context.deadline:
                     raise DeadlineExceeded("the deadline passed before the model was ready")
                 placement.raise_refusal()
-                decision = _decide_now(demand, context, status_of, began, first=index)
+                decision = decide_now(index)
         waited_s = clock() - began
     return decision, waited_s
-
-
-def _decide_now(
-    demand: Demand,
-    context: RequestContext,
-    status_of: Callable[[Placement], PlacementStatus],
-    began: float,
-    first: int,
-) -> Decision:
-    considered = [status_of(placement) for placement in demand.placements]
-    now = demand.placements[0].clock()
-    return decide(demand, considered, context, began=began, now=now, first=first)
 
 
 def request_load(demand: Demand, index: int | None) -> None:

@@ -185,12 +185,16 @@ class Execution:
         result nor the device's busy time proves anything. Raises RequestBreaksEngine, DeadlineExceeded, Overloaded,
         EngineUnavailable.
         """
+        # The request's digest is computed only if it is needed.
         key = partial(fingerprint, job)
         placement = self.selection.placement
-        engine = placement.engine
+        engine, suspects = placement.engine, placement.suspects
         with self._naming_route():
             try:
-                async with self._on_engine(placement, key):
+                self._refuse(key)
+                suspected = bool(suspects) and key() in suspects
+                async with placement.isolation.use(self._context.deadline, exclusive=suspected):
+                    self._refuse(key)  # another of its kind may have had its turn before
                     recoveries = engine.recoveries
                     async with aclosing(engine.run(job, result)) as results:
                         yield results
@@ -214,27 +218,12 @@ class Execution:
             self._permits[placement.device] = permit.__enter__()
         return self._permits[placement.device]
 
-    @asynccontextmanager
-    async def _on_engine(self, placement: Placement, key: Callable[[], bytes]) -> AsyncIterator[None]:
-        """One attempt's use of the engine. `key` returns the request's digest, computed only if it is needed."""
-        suspects = placement.suspects
-        suspected = bool(suspects) and key() in suspects
-        if suspected:
-            self._refuse(key)
-        async with placement.isolation.use(self._context.deadline, exclusive=suspected):
-            if suspects:
-                self._refuse(key)  # another of its kind may have had its turn before
-            yield
-
     def _refuse(self, key: Callable[[], bytes]) -> None:
-        if self._suspected(key) and self.selection.placement.suspects.refuses(key()):
+        suspects = self.selection.placement.suspects
+        if suspects and suspects.refuses(key()):
             raise RequestBreaksEngine(
                 f"{self._demand.model}: this request took down the engine that ran it, twice; do not send it again"
             )
-
-    def _suspected(self, key: Callable[[], bytes]) -> bool:
-        suspects = self.selection.placement.suspects
-        return bool(suspects) and key() in suspects
 
     async def _select_next(self, key: Callable[[], bytes], error: EngineUnavailable) -> None:
         """Select the placement of the next attempt, after the engine died in one or before it; or raise `error`."""
@@ -243,7 +232,17 @@ class Execution:
         if self._context.own_proof or self._deaths >= MAX_RUNS:
             raise error
         demand = replace(self._demand, require=self.route.device) if self.pinned else self._demand
-        status_of = partial(self._status, suspected=self._suspected(key))
+        own = self.selection.placement
+        suspected = bool(own.suspects) and key() in own.suspects
+
+        def status_of(placement: Placement) -> PlacementStatus:
+            status = PlacementStatus.of(placement)
+            busy = placement is not own and placement.engine.status.in_flight > 0
+            if suspected and busy and own.ready_in() is not None:
+                # What it may do to its own engine it must not do to others at work.
+                return replace(status, obstacle="device_unavailable")
+            return status
+
         try:
             decision, _ = await wait_for_placement(demand, self._context, status_of, units=0)
         except InsufficientMemory:
@@ -255,14 +254,6 @@ class Execution:
             route = replace(route, reason=self.route.reason)
         self.selection = Selection(demand.placements[decision.index], route)
         self.permit = self._permit_at(self.selection.placement)
-
-    def _status(self, placement: Placement, *, suspected: bool) -> PlacementStatus:
-        status, own = PlacementStatus.of(placement), self.selection.placement
-        busy = placement is not own and placement.engine.status.in_flight > 0
-        if suspected and busy and own.ready_in() is not None:
-            # What it may do to its own engine it must not do to others at work.
-            return replace(status, obstacle="device_unavailable")
-        return status
 
 
 class SingleResult(JobResult, Protocol):

@@ -144,7 +144,9 @@ def beginning(
     while size < len(text):
         go_on()
         size = min(size, MAX_LOOKED_AT)
-        end = _last_space(text, size)
+        # No word is cut if there is a space in the second half.
+        space = max(text.rfind(" ", size // 2, size), text.rfind("\n", size // 2, size))
+        end = size if space < 0 else space
         encoding = tokenizer.encode_batch_fast([text[:end]], add_special_tokens=False)[0]
         if len(encoding) > tokens + _MARGIN:
             return text[:end]
@@ -156,12 +158,6 @@ def beginning(
         size *= _GROWTH
 
     return text
-
-
-def _last_space(text: str, size: int) -> int:
-    """Where to cut, so that no word is, if there is a space in the second half of the first `size` characters."""
-    found = max(text.rfind(space, size // 2, size) for space in " \n")
-    return size if found < 0 else found
 
 
 def check_ids(ids: Sequence[int], vocabulary: int, param: str | None = None) -> None:

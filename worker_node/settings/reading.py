@@ -11,7 +11,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,20 +49,6 @@ class InvalidSettings(ConfigurationError):
     def __init__(self, problems: Sequence[SettingProblem]) -> None:
         super().__init__("the settings are wrong:\n  " + "\n  ".join(map(str, problems)))
         self.problems = tuple(problems)
-
-
-def _explain(error: ValidationError, source_of: Callable[[str], str]) -> list[SettingProblem]:
-    """Every problem of a failed validation of NodeSettings; `source_of` names what gave a setting of the node."""
-    details = error.errors(include_input=False, include_url=False)
-    problems = []
-    for detail in details:
-        path = detail["loc"]
-        deeper = [other["loc"] for other in details if len(other["loc"]) > len(path)]
-        # Pydantic counts a list's wrong items as missing from it, too.
-        if detail["type"] != "too_short" or not any(other[: len(path)] == path for other in deeper):
-            source = source_of(str(path[0]) if path else "")
-            problems.append(SettingProblem(source, _key(path), _message(detail)))
-    return problems
 
 
 def _key(path: Sequence[str | int]) -> str:
@@ -122,12 +108,6 @@ def find_file(given: Path | None) -> Path | None:
 _SERVICE_LINK = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 
 
-def given_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that set something, by the name of the setting; upper and lower case count alike."""
-    names = {(PREFIX + field).upper(): field for field in NodeSettings.model_fields}
-    return {names[name.upper()]: name for name in environment if name.upper() in names}
-
-
 def check_variables(environment: Mapping[str, str]) -> list[SettingProblem]:
     """One problem for each variable that begins like ours and sets nothing."""
     known = {(PREFIX + field).upper() for field in NodeSettings.model_fields} | OF_COMMANDS
@@ -177,9 +157,15 @@ def parse_settings(
     Raises InvalidSettings with every problem.
     """
     document = _parse(text, file or "settings")
-    if file is not None:
-        _anchor_paths(document, Path(file).parent)
-    variables = given_variables(os.environ)
+    models = document.get("models") if file is not None else None
+    for model in models if isinstance(models, list) else []:
+        path = model.get("path") if isinstance(model, dict) else None
+        if isinstance(path, str) and path:
+            # Relative paths of models are meant from the file's directory.
+            model["path"] = str(Path(file or "").parent / Path(path).expanduser())
+    # The variables that set something, by the name of the setting; upper and lower case count alike.
+    names = {(PREFIX + field).upper(): field for field in NodeSettings.model_fields}
+    variables = {names[name.upper()]: name for name in os.environ if name.upper() in names}
     taken = {
         name: found
         for name, found in translated(
@@ -197,13 +183,15 @@ def parse_settings(
         field = _FIELD.search(str(error))
         problems.append(SettingProblem(variables[field[1]] if field else "the environment", "", "is not valid JSON"))
     except ValidationError as error:
-
-        def source_of(setting: str) -> str:
-            if setting in flags:
-                return "--" + setting.replace("_", "-")
-            return variables.get(setting, file or "settings")
-
-        problems += _explain(error, source_of)
+        details = error.errors(include_input=False, include_url=False)
+        sources = variables | {name: "--" + name.replace("_", "-") for name in flags}
+        for detail in details:
+            place = detail["loc"]
+            deeper = [other["loc"] for other in details if len(other["loc"]) > len(place)]
+            # Pydantic counts a list's wrong items as missing from it, too.
+            if detail["type"] != "too_short" or not any(other[: len(place)] == place for other in deeper):
+                source = sources.get(str(place[0]) if place else "", file or "settings")
+                problems.append(SettingProblem(source, _key(place), _message(detail)))
     if problems:
         raise InvalidSettings(problems)
     settings.note_file(given=bool(document))
@@ -211,15 +199,6 @@ def parse_settings(
         for index, model in enumerate(settings.models):
             model.note_origin(f"{file}: models[{index}]")
     return settings
-
-
-def _anchor_paths(document: dict[str, Any], directory: Path) -> None:
-    """Relative paths of models are meant from the file's directory."""
-    models = document.get("models")
-    for model in models if isinstance(models, list) else []:
-        path = model.get("path") if isinstance(model, dict) else None
-        if isinstance(path, str) and path:
-            model["path"] = str(directory / Path(path).expanduser())
 
 
 def _parse(text: str, file: str) -> dict[str, Any]:

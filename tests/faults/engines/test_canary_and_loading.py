@@ -28,13 +28,13 @@ async def test_garbage_quarantines_at_once():
         assert status.restarts == 1
         assert "its known question was answered wrongly: the answer is garbage" in status.reason
         assert status.retry_after > 200
-        assert status.proof is None
+        assert status.proven_at is None
 
 
 async def test_a_device_that_goes_wrong_later_is_found_when_idle():
     async with running(canary, limits=EngineLimits(canary_interval_s=0.05), garbage_after=2) as engine:
         first = await until(engine, EngineState.READY)
-        assert first.proof is not None
+        assert first.proven_at is not None
         status = await until(engine, EngineState.QUARANTINED)
         assert "its known question was answered wrongly" in status.reason
         assert not psutil.pid_exists(first.pid)

@@ -328,9 +328,17 @@ def _adapt(graph: ov.Model) -> ov.Model:
         _parameter(name, 2, ov.Type.i64) for name in ("input_ids", "attention_mask", "position_ids")
     )
     beams = _parameter("beam_idx", 1, ov.Type.i32)
-    _replace_lookups(ports["inp_tokens"], ids)
-    _replace_positions(ports["inp_pos"], positions)
-    _keep_all_rows(ports["inp_out_ids"])
+    # [1, 1, tokens, width] becomes [batch, 1, tokens, width].
+    for gather, outer in _looked_up(ports["inp_tokens"]):
+        looked_up = op.gather(gather.input_value(0), op.convert(ids, "i32"), gather.input_value(2))
+        outer.output(0).replace(op.unsqueeze(looked_up, _axes(1)).output(0))
+    # [1, tokens, 1, 1] becomes [batch, tokens, 1, 1].
+    for number in _readers(ports["inp_pos"], "Convert"):
+        for turned in _readers(number.output(0), "Transpose"):
+            turned.output(0).replace(op.unsqueeze(op.convert(positions, "f32"), _axes(2, 3)).output(0))
+    # The front end selects the rows whose logits are wanted; GenAI takes the last ones itself.
+    for gather, outer in _looked_up(ports["inp_out_ids"]):
+        outer.output(0).replace(gather.input_value(0).get_node().input_value(0))
 
     attentions = [node for node in graph.get_ordered_ops() if node.get_type_name() == "ScaledDotProductAttention"]
     cache = _Cache(ids, beams)
@@ -351,29 +359,12 @@ def _parameter(name: str, rank: int, kind: ov.Type) -> Node:
     return parameter
 
 
-def _replace_lookups(tokens: Output, ids: Node) -> None:
-    """[1, 1, tokens, width] becomes [batch, 1, tokens, width]."""
-    for squeezed in _readers(tokens, "Squeeze"):
+def _looked_up(indices: Output) -> Iterator[tuple[Node, Node]]:
+    """Each node that gathers rows by these indices, and what gives its result four dimensions again."""
+    for squeezed in _readers(indices, "Squeeze"):
         for gather in _readers(squeezed.output(0), "Gather"):
-            looked_up = op.gather(gather.input_value(0), op.convert(ids, "i32"), gather.input_value(2))
             for outer in _readers(gather.output(0), "Unsqueeze"):
-                outer.output(0).replace(op.unsqueeze(looked_up, _axes(1)).output(0))
-
-
-def _replace_positions(given: Output, positions: Node) -> None:
-    """[1, tokens, 1, 1] becomes [batch, tokens, 1, 1]."""
-    for number in _readers(given, "Convert"):
-        for turned in _readers(number.output(0), "Transpose"):
-            turned.output(0).replace(op.unsqueeze(op.convert(positions, "f32"), _axes(2, 3)).output(0))
-
-
-def _keep_all_rows(wanted: Output) -> None:
-    """The front end selects the rows whose logits are wanted; GenAI takes the last ones itself."""
-    for squeezed in _readers(wanted, "Squeeze"):
-        for gather in _readers(squeezed.output(0), "Gather"):
-            rows = gather.input_value(0).get_node().input_value(0)
-            for outer in _readers(gather.output(0), "Unsqueeze"):
-                outer.output(0).replace(rows)
+                yield gather, outer
 
 
 class _Cache:

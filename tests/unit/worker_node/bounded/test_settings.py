@@ -120,21 +120,23 @@ def as_reference(source, directory, **config):
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("config", "identity", "pulled_identity"),
+    ("config", "identity", "known_identity"),
     [
         ({}, Identity.COMPATIBLE, Identity.PUBLISHED),
         ({"num_hidden_layers": 24}, Identity.OTHER, Identity.OTHER),
     ],
 )
-def test_a_model_is_the_reference_by_its_content(store, tmp_path, config, identity, pulled_identity):
+def test_a_model_is_the_reference_by_its_content(store, tmp_path, config, identity, known_identity):
     directory = as_reference(store.get("smollm2-135m-instruct").path, tmp_path / "anything", **config)
     found = hashlib.sha256((directory / "openvino_model.bin").read_bytes()).hexdigest()
     choice = choose_model(directory, store)
     assert choice.identity is identity
     assert f"npu-node pull {REFERENCE_MODEL}" in reservation(choice)
     pulled = replace(choice.installed, source=f"hub {PUBLISHED_NAME}@main", source_sha256={"openvino_model.bin": found})
-    assert identify(pulled) is pulled_identity
-    assert (reservation(replace(choice, identity=pulled_identity)) is None) is (pulled_identity is Identity.PUBLISHED)
+    assert identify(pulled) is known_identity
+    named = choose_model(directory, store, BoundedSettings(weights=f"{'0' * 64},{found}").weights.split(","))
+    assert named.identity is known_identity
+    assert (reservation(named) is None) is (known_identity is Identity.PUBLISHED)
 
 
 @pytest.mark.real

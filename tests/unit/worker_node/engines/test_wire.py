@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_node.encoders.jobs import RowResult
+from worker_node.engines import wire
 from worker_node.engines.protocol import (
     Cancel,
     EngineStats,
@@ -24,9 +25,7 @@ from worker_node.engines.wire import (
     ChildChannel,
     CorruptFrame,
     FrameBuffer,
-    decode_command,
-    decode_event,
-    decode_spec,
+    decode,
     encode,
 )
 from worker_node.tasks.generate.messages import Step, TokenDelta
@@ -54,7 +53,7 @@ def test_frames_survive_any_cutting(cuts):
         bodies += buffer.feed(stream[at : at + cut])
         at += cut
     bodies += buffer.feed(stream[at:])
-    assert [decode_event(body) for body in bodies] == EVENTS
+    assert [decode(wire.EVENTS, body) for body in bodies] == EVENTS
 
 
 def test_an_impossible_length_is_corrupt():
@@ -64,9 +63,9 @@ def test_an_impossible_length_is_corrupt():
 
 @given(st.binary(max_size=64))
 def test_rubbish_is_corrupt_and_nothing_else(body):
-    for decode in (decode_command, decode_event, decode_spec):
+    for decoder in (wire.COMMANDS, wire.EVENTS, wire.SPECS):
         with contextlib.suppress(CorruptFrame):
-            decode(body)
+            decode(decoder, body)
 
 
 def test_the_child_reads_without_waiting_and_sees_the_end():
@@ -75,7 +74,7 @@ def test_the_child_reads_without_waiting_and_sees_the_end():
         channel = ChildChannel(theirs)
         assert channel.receive(wait=False) == []
         ours.sendall(encode(Cancel(1)) + encode(Cancel(2)))
-        assert [decode_command(body).id for body in channel.receive(wait=True)] == [1, 2]
+        assert [decode(wire.COMMANDS, body).id for body in channel.receive(wait=True)] == [1, 2]
         ours.close()
         with pytest.raises(EOFError):
             channel.receive(wait=False)

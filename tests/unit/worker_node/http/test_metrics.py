@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from worker_node.core.types import Device
-from worker_node.engines.protocol import CanaryProof, EngineState, EngineStats, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStats, EngineStatus
 from worker_node.http.metrics import Readings, read_models
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
@@ -58,7 +58,7 @@ def test_what_an_engine_holds_and_proved_is_told():
         stats=EngineStats(
             waiting=1, running=3, runs=10, rows=25, kv_cache_usage=0.5, prefix_asked_tokens=900, prefix_hit_tokens=640
         ),
-        proof=CanaryProof(1234.5, "NPU", None, "2026"),
+        proven_at=1234.5,
     )
     assert value(status, "engine_ready") == 1
     assert value(status, "engine_in_flight") == 4

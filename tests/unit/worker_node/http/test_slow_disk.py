@@ -51,12 +51,12 @@ async def dead_disk(tmp_path, monkeypatch):
             go.wait()
             return real()
 
-        def hang(name):
+        def hang(path):
             go.wait()
-            return LocalReference(tmp_path / name.rpartition("/")[2])
+            return LocalReference(tmp_path / path.name)
 
         store.directories = wait
-        monkeypatch.setattr("worker_node.models.sources._local", hang)
+        monkeypatch.setattr("worker_node.models.sources.LocalReference", hang)
         try:
             yield client, go
         finally:

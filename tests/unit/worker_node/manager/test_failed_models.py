@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from worker_node.core.errors import EngineUnavailable, ModelNotFound
-from worker_node.core.types import ModelKind, Silent
+from worker_node.core.types import ModelKind, Progress
 from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.engines.protocol import EngineState
@@ -112,7 +112,7 @@ async def test_a_deleted_model_of_the_settings_is_failed_until_it_is_pulled_agai
     assert (failed.name, failed.kind, failed.reason.endswith("npu-node pull sound")) == ("sound", "embedding", True)
     with pytest.raises(EngineUnavailable, match="sound cannot be served"):
         await manager.resolve("sound", math.inf)
-    await manager.pull("sound", Silent())
+    await manager.pull("sound", Progress())
     assert manager.failed == []
     assert [served.id for served in manager.models] == ["sound", "hurt"], "in the settings' order"
 

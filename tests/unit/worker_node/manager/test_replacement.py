@@ -194,7 +194,7 @@ def test_a_model_that_is_removed_during_a_change_is_gone_in_both_forms(drain):
         changing = world.change(world.form())
         busy = asyncio.create_task(world.request(work_s=5.0 if drain else 0.0))
         await asyncio.sleep(1)
-        removing = asyncio.create_task(world.manager.replacement.retire(old, drain=drain))
+        removing = world.manager.replacement.retire(old, drain=drain)
         assert "m was removed" in await changing
         await asyncio.gather(removing, busy)
         with pytest.raises(ModelNotFound):

@@ -8,14 +8,14 @@ import pytest
 
 from tests.support.published import install
 from worker_node.core.errors import ConversionFailed
-from worker_node.core.types import Silent
+from worker_node.core.types import Progress
 from worker_node.models.store import ModelStore
 
 pytestmark = pytest.mark.slow
 CONVERSION = ["worker_node.models", "convert"]
 
 
-class KillAt(Silent):
+class KillAt(Progress):
     """Kills the converting process when it comes to a stage."""
 
     def __init__(self, stage, number):
@@ -36,7 +36,7 @@ def test_a_crash_is_told_by_its_signal(store_root, make_bert, number):
 
 
 def test_an_interruption_ends_the_process_and_leaves_nothing(store_root, make_bert):
-    class Interrupt(Silent):
+    class Interrupt(Progress):
         def stage(self, name, total=None):
             if name == "building the encoder":
                 raise KeyboardInterrupt

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.scripted_hub import COMMIT, Repository
 from worker_node.core.errors import DownloadFailed, HashMismatch
-from worker_node.core.types import Silent
+from worker_node.core.types import Progress
 from worker_node.models import disk
 from worker_node.models.catalog import HubReference, SourceFormat
 from worker_node.models.downloads import fetch_head, list_repository
@@ -20,7 +20,7 @@ OTHERS = ("README.md", "pytorch_model.bin", "onnx/model.onnx", "sub/openvino_mod
 REFERENCE = HubReference("maker/model")
 
 
-class Recorder(Silent):
+class Recorder(Progress):
     """Progress that remembers."""
 
     def __init__(self):
@@ -67,7 +67,7 @@ def spans(hub):
 
 def test_a_cut_connection_is_continued_where_it_broke(hub, repository, tmp_path):
     hub.cuts["openvino_model.bin"] = [300_000, 100_000, 100_000]
-    fetch_hub(REFERENCE, tmp_path / "d", Silent())
+    fetch_hub(REFERENCE, tmp_path / "d", Progress())
     assert (tmp_path / "d/openvino_model.bin").read_bytes() == WEIGHTS
     assert spans(hub) == [f"bytes={start}-{len(WEIGHTS) - 1}" for start in (0, 300_000, 400_000, 500_000)]
 
@@ -75,11 +75,11 @@ def test_a_cut_connection_is_continued_where_it_broke(hub, repository, tmp_path)
 def test_a_pull_that_failed_is_continued_by_the_next_one(hub, repository, tmp_path, waits):
     hub.cuts["openvino_model.bin"] = [300_000, *[0] * 20]
     with pytest.raises(DownloadFailed, match=r"0\.3 MB arrived and are kept: pull again to continue"):
-        fetch_hub(REFERENCE, tmp_path / "d", Silent())
+        fetch_hub(REFERENCE, tmp_path / "d", Progress())
     assert waits == [1.0] * 5, "five retries since the last byte"
     hub.cuts.clear()
     hub.asked.clear()
-    fetch_hub(REFERENCE, tmp_path / "d", Silent())
+    fetch_hub(REFERENCE, tmp_path / "d", Progress())
     assert (tmp_path / "d/openvino_model.bin").read_bytes() == WEIGHTS
     assert spans(hub) == [f"bytes=300000-{len(WEIGHTS) - 1}"]
 
@@ -87,7 +87,7 @@ def test_a_pull_that_failed_is_continued_by_the_next_one(hub, repository, tmp_pa
 def test_a_server_without_ranges_sends_it_all_again_and_no_more_than_was_asked_for_is_kept(hub, repository, tmp_path):
     hub.ignore_ranges = True
     hub.cuts["openvino_model.bin"] = [300_000]
-    fetch_hub(REFERENCE, tmp_path / "d", Silent())
+    fetch_hub(REFERENCE, tmp_path / "d", Progress())
     assert (tmp_path / "d/openvino_model.bin").read_bytes() == WEIGHTS
     listing = list_repository(REFERENCE)
     (weights,) = [file for file in listing.files if file.path == "openvino_model.bin"]
@@ -96,18 +96,18 @@ def test_a_server_without_ranges_sends_it_all_again_and_no_more_than_was_asked_f
 
 def test_only_a_busy_server_is_asked_again(hub, repository, tmp_path):
     hub.statuses["openvino_model.bin"] = [503, 429]
-    fetch_hub(REFERENCE, tmp_path / "d", Silent())
+    fetch_hub(REFERENCE, tmp_path / "d", Progress())
     hub.statuses["openvino_model.bin"] = [418]
     hub.asked.clear()
     with pytest.raises(DownloadFailed, match="418"):
-        fetch_hub(REFERENCE, tmp_path / "other", Silent())
+        fetch_hub(REFERENCE, tmp_path / "other", Progress())
     assert len(spans(hub)) == 1
 
 
 def test_a_disk_that_is_too_small_is_said_before_the_file_comes(hub, repository, tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "free_space", lambda _: 1_000_000)
     with pytest.raises(DownloadFailed, match="NPU_NODE_MODEL_STORE"):
-        fetch_hub(REFERENCE, tmp_path / "d", Silent())
+        fetch_hub(REFERENCE, tmp_path / "d", Progress())
     assert not (tmp_path / "d/openvino_model.bin").exists()
 
 
@@ -115,7 +115,7 @@ def test_a_disk_that_is_too_small_is_said_before_the_file_comes(hub, repository,
 def test_a_file_that_is_not_the_declared_one_is_rejected_and_removed(hub, repository, tmp_path, name):
     repository.declared = {name: "0" * 64}
     with pytest.raises(HashMismatch, match=name):
-        fetch_hub(REFERENCE, tmp_path / "d", Silent())
+        fetch_hub(REFERENCE, tmp_path / "d", Progress())
     assert not (tmp_path / "d" / name).exists()
 
 
@@ -134,7 +134,7 @@ def test_what_the_hub_refuses_is_said_in_its_words(hub, repository, tmp_path, mo
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(DownloadFailed, match=rf"(?i){reason}.*HF_TOKEN.*licence") as caught:
-        fetch_hub(reference, tmp_path / "d", Silent())
+        fetch_hub(reference, tmp_path / "d", Progress())
     assert "hf_" not in caught.value.message
     assert str(reference) in caught.value.message
 
@@ -143,10 +143,10 @@ def test_a_gated_repository_opens_for_the_token_of_a_member(hub, repository, tmp
     repository.gated = True
     hub.members.add("hf_member")
     monkeypatch.setenv("HF_TOKEN", "hf_member")
-    assert fetch_hub(REFERENCE, tmp_path / "d", Silent()).format is SourceFormat.OPENVINO
+    assert fetch_hub(REFERENCE, tmp_path / "d", Progress()).format is SourceFormat.OPENVINO
 
 
 def test_a_hub_that_cannot_be_reached_says_what_to_check(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(DownloadFailed, match=r"http://127.0.0.1:9: ConnectError.*HF_ENDPOINT"):
-        fetch_hub(REFERENCE, tmp_path / "d", Silent())
+        fetch_hub(REFERENCE, tmp_path / "d", Progress())

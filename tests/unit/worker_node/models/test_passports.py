@@ -2,12 +2,12 @@
 
 import json
 import stat
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from worker_node.certify.run import report
+from tests.support.passports import passport_for
 from worker_node.core.errors import ConfigurationError
 from worker_node.models.passports import Identity, Passport, PassportStore, now, standing
 from worker_node.serving.build import refusal
@@ -17,18 +17,8 @@ HERE = Identity("m", "0" * 64, "NPU", "4000", "1.2", "c", "2026.4", "1" * 64, Fa
 
 
 def passport(**more):
-    values = {
-        **asdict(HERE),
-        "verdict": "certified",
-        "made": now(),
-        "node": "here",
-        "version": "0.1.0",
-        "reference": "this CPU",
-        "limits": {"max_prompt_tokens": None},
-        "rates": {"tokens_per_s": 12.5},
-        "checks": [{"name": "load", "status": "passed", "detail": "3 s", "facts": [14], "values": {"s": 3}}],
-    }
-    return Passport.model_validate(values | more)
+    identity = {name: more.pop(name) for name in Identity.__dataclass_fields__ if name in more}
+    return passport_for(replace(HERE, **identity), **{"made": now(), **more})
 
 
 @pytest.fixture
@@ -42,25 +32,6 @@ def standing_in(store, identity):
 
 def test_the_published_schema_is_that_of_the_code():
     assert json.loads(SCHEMA.read_text()) == Passport.model_json_schema()
-
-
-def test_a_report_of_an_emulated_npu_says_so_in_its_heading():
-    for emulated, heading in ((True, "m on NPU: certified (emulated)"), (False, "m on NPU: certified")):
-        found = passport(emulated=emulated)
-        assert report(found).splitlines()[0] == f"### {heading}"
-
-
-def test_a_report_has_the_figures_of_a_check_by_the_length_of_prompts():
-    values = {"lengths": [13, 1024], "first_token_s": [0.25, 3.5], "tokens_per_s": 9.0}
-    check = {"name": "time by prompt length", "status": "passed", "detail": "a | b", "facts": [10], "values": values}
-    lines = report(passport(checks=[check])).splitlines()
-    assert "| time by prompt length | passed | a / b |" in lines
-    assert lines[-4:] == [
-        "| tokens of the prompt | seconds to the first token |",
-        "|---|---|",
-        "| 13 | 0.25 |",
-        "| 1024 | 3.5 |",
-    ]
 
 
 def test_what_the_node_signs_counts_there_and_nowhere_else(store, tmp_path):
@@ -89,6 +60,47 @@ def test_a_passport_that_was_changed_is_refused(store, changed):
         store.add(tampered)
     with pytest.raises(ConfigurationError, match="not signed"):
         store.add(passport().model_dump_json().encode())
+
+
+def test_a_new_key_does_not_end_what_the_old_ones_signed(store):
+    signed = [store.sign_and_store(passport())]
+    for model in ("n", "o"):
+        public = store.rotate()
+        signed.append(store.sign_and_store(passport(model=model)))
+        assert signed[-1].signature.key == public
+    assert store.list() == signed
+    assert store.keys() == {each.signature.key for each in signed}
+    assert len(store.keys()) == 3
+    assert standing_in(store, HERE).state == "certified"
+    assert standing_in(store, replace(HERE, driver="1.3")).state == "expired"
+
+
+def test_another_node_trusts_a_replaced_key_only_by_its_settings(store, tmp_path):
+    signed = store.sign_and_store(passport())
+    other = PassportStore(tmp_path / "other", [store.rotate()])
+    with pytest.raises(ConfigurationError, match="which is neither this node's key nor in trusted_keys"):
+        other.add(signed.model_dump_json().encode())
+
+
+def test_a_private_key_that_cannot_be_used_is_replaced_by_a_new_one(store):
+    signed = store.sign_and_store(passport())
+    (store.directory / "private.key").write_text("damaged")
+    with pytest.raises(ConfigurationError, match="npu-node passports rotate makes another"):
+        store.private_key()
+    store.rotate()
+    assert store.sign_and_store(passport(model="n")) in store.list()
+    assert signed in store.list()
+
+
+def test_a_key_is_not_replaced_where_the_list_of_keys_cannot_be_kept(store):
+    signed = store.sign_and_store(passport())
+    (store.directory / "public.keys").unlink()
+    (store.directory / "public.keys").mkdir()
+    before = (store.directory / "private.key").read_bytes()
+    with pytest.raises(ConfigurationError, match=r"public\.keys cannot be read"):
+        store.rotate()
+    assert (store.directory / "private.key").read_bytes() == before
+    assert signed not in store.list()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +151,7 @@ def test_the_newest_result_counts_whatever_its_file_is_called(store):
 def test_what_root_certified_counts_for_a_service(store):
     signed = store.sign_and_store(passport())
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in store.directory.iterdir()}
-    assert modes == {signed.file_name: 0o644, "public.key": 0o644, "private.key": 0o600}
+    assert modes == {signed.file_name: 0o644, "public.keys": 0o644, "private.key": 0o600}
     # The service may not read the private key, and needs only the public one.
     (store.directory / "private.key").unlink()
     assert store.list() == [signed]
@@ -152,10 +164,10 @@ def test_a_file_that_cannot_be_read_hides_no_other(store, caplog):
     assert "directory.json does not count: it cannot be read" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["private.key", "public.key"])
+@pytest.mark.parametrize("name", ["private.key", "public.keys"])
 def test_a_key_that_cannot_be_used_is_named(store, name):
     (store.directory / name).mkdir(parents=True)
-    with pytest.raises(ConfigurationError, match=rf"{name} cannot be (used|written)"):
+    with pytest.raises(ConfigurationError, match=rf"{name} cannot be (used|read|written)"):
         store.sign_and_store(passport())
 
 

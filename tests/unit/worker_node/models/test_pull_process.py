@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from worker_node.core.errors import DownloadFailed, HashMismatch
 from worker_node.core.operating_system import tethered
-from worker_node.core.types import Silent
+from worker_node.core.types import Progress
 from worker_node.models import pull as pull_process
 from worker_node.models.catalog import Catalog, CatalogEntry, PackageSource, Quantization, SourceFile, SourceFormat
 from worker_node.models.store import ModelStore
@@ -179,7 +179,7 @@ def test_two_pulls_at_once_do_the_work_once(pull):
 def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(monkeypatch, tmp_path, run):
     groups = []
 
-    class Groups(Silent):
+    class Groups(Progress):
         def stage(self, name, total=None):
             groups.append(int(name))
 

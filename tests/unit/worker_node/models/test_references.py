@@ -48,7 +48,7 @@ def test_other_sources_are_told_by_their_form(name, expected):
 
 
 def test_a_path_is_known_by_its_form_and_not_by_what_is_there(monkeypatch):
-    monkeypatch.setattr("worker_node.models.sources._local", lambda _name: pytest.fail("it looked"))
+    monkeypatch.setattr("worker_node.models.sources.LocalReference", lambda _path: pytest.fail("it looked"))
     for name in ("/etc/shadow", "/root/none", "/" + "a" * 300, "~nobody/x", "./x", "x.gguf", "maker/model"):
         assert is_foreign(name), name
     for name in ("smollm", "ftp://maker/model.gguf", ""):

@@ -19,7 +19,7 @@ from worker_node.core.errors import (
     UnsupportedParameter,
 )
 from worker_node.core.types import Device, RequestContext
-from worker_node.engines.protocol import EngineState, EngineStatus
+from worker_node.engines.protocol import EngineState, EngineStatus, Loaded
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.serving.routing import Demand, PlacementStatus, choose, select_placement
@@ -113,9 +113,9 @@ class Engine:
 
     @property
     def status(self):
-        return EngineStatus(
-            self.state, load_seconds=self.load_seconds, served=self.served, retry_after=self.retry_after
-        )
+        known = self.load_seconds is not None and (self.served or self.state is not EngineState.BACKING_OFF)
+        loaded = Loaded(self.load_seconds, "NPU", "2026.4") if known else None
+        return EngineStatus(self.state, loaded=loaded, retry_after=self.retry_after)
 
     def next_change(self):
         return self.changed.wait()

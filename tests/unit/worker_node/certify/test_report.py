@@ -1,0 +1,67 @@
+"""The report of a certification: what the page and the summary say, and that they stay text."""
+
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.support.passports import check, passport_for
+from worker_node.certify.report import page, summary
+from worker_node.models.passports import Identity
+
+HERE = Identity("m", "0" * 64, "NPU", "4000", "1.2", "c", "2026.4", "1" * 64, False)
+FIGURES = {"lengths": [13, 512, 1024], "first_token_s": [0.25, 1.5, 3.5], "margins": [0, 0.5, 0], "bound": 1.0}
+
+
+def tree(html):
+    head, body = html.split("<body>")
+    assert "<script" not in head + body
+    return ElementTree.fromstring("<body>" + body.removesuffix("</html>\n"))  # noqa: S314  (ours)
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_a_report_of_an_emulated_npu_says_so_in_its_heading(emulated):
+    found = passport_for(replace(HERE, emulated=emulated))
+    heading = "m on NPU: certified" + (" (emulated)" if emulated else "")
+    assert summary(found).splitlines()[0] == f"### {heading}"
+    assert f"<title>{heading}</title>" in page(found)
+    for text in (summary(found), page(found)):
+        assert ("Emulated on a CPU" in text) is emulated
+
+
+def test_page_and_summary_name_what_the_result_holds_for():
+    found = passport_for(HERE, verdict="limited", limits={"max_prompt_tokens": 480})
+    cells = [cell.text for cell in tree(page(found)).iter("td")]
+    for value in ("NPU, 4000", "1.2", "c", "2026.4", "this CPU", "nobody", "480 tokens"):
+        assert value in cells
+        assert value in summary(found)
+    assert "0" * 64 in cells
+
+
+def test_each_check_has_its_result_and_what_was_found_as_text():
+    checks = [check("load", "passed"), check("canary", "failed") | {"detail": "a | <b> & c", "facts": [8, 11]}]
+    found = passport_for(HERE, verdict="failed", checks=checks)
+    *_, row = tree(page(found)).iter("tr")
+    assert row.get("class") == "failed"
+    assert [cell.text for cell in row] == ["canary", "failed", "a | <b> & c", "8, 11"]
+    assert summary(found).splitlines()[-1] == "| canary | failed | a / <b> & c |"
+
+
+def test_figures_by_the_length_of_prompts_are_plotted_with_their_bound():
+    found = passport_for(HERE, checks=[check("agreement", "passed") | {"values": FIGURES}])
+    times, margins = tree(page(found)).iter("svg")
+    assert [title.text for title in times.iter("title")] == ["13: 0.25", "512: 1.5", "1024: 3.5"]
+    assert "bound 1" in [text.text for text in margins.iter("text")]
+    assert "bound 1" not in [text.text for text in times.iter("text")]
+    heights = [float(dot.get("cy")) for dot in times.iter("circle")]
+    assert heights == sorted(heights, reverse=True), "more seconds are drawn higher"
+    width, height = map(float, times.get("viewBox").split()[2:])
+    for dot in (*times.iter("circle"), *margins.iter("circle")):
+        assert 0 < float(dot.get("cx")) < width
+        assert 0 < float(dot.get("cy")) < height
+
+
+def test_figures_without_their_lengths_are_not_plotted():
+    values = [{"first_token_s": [1.0]}, {"lengths": [], "first_token_s": []}, {"lengths": [1, 2], "margins": [0.5]}]
+    checks = [check("speed", "passed") | {"values": each} for each in values]
+    assert "<svg" not in page(passport_for(HERE, checks=checks))
