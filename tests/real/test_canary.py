@@ -61,7 +61,7 @@ async def test_garbage_keeps_a_device_from_being_ready_and_moves_traffic(store):
         assert status.reason == "its known question was answered wrongly: the answer lacks 'Paris'"
         assert await until(cpu, EngineState.READY), "the next placement is made ready meanwhile"
         async with generate(services, request()) as run:
-            assert (run.route.device, run.route.reason) == (Device.CPU, "device_quarantined")
+            assert (run.execution.route.device, run.execution.route.reason) == (Device.CPU, "device_quarantined")
             finished = [event async for _, events, _ in run.events for event in events][-1]
         assert "Paris" in finished.text()
         assert model.state() is ModelState.DEGRADED
