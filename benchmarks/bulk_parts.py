@@ -10,8 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backend_client.bulk import BulkRequest, run_job
-from backend_client.bulk.inputs import Fragment, InputFile, dump_plan, list_inputs, listing_digest
-from backend_client.bulk.output import Receipt
+from backend_client.bulk.inputs import Fragment, InputFile, list_inputs
+from backend_client.bulk.output import Writer
+from backend_client.bulk.readers import survey
+from backend_client.bulk.stores import open_store
 from backend_client.settings import ClientSettings
 
 ROOT = Path(__file__).parents[1]
@@ -59,18 +61,15 @@ async def timed(source, out, urls, **more):
 
 
 def complete_output(source, out, fragments):
-    """An output in which all of so many fragments have a file and a receipt, but for `_SUCCESS`."""
+    """An output in which all of so many fragments have a file, but for `_SUCCESS`."""
     files = list_inputs(str(source))
     request = request_for(source, out, rows_per_fragment=1)
-    (out / "_receipts").mkdir(parents=True)
-    job = request.job(listing_digest(files), model="made-up", space="made-up", dimensions=384)
-    (out / "_job.json").write_bytes(job.dump())
+    job, _ = survey(request.job(model="made-up", space="made-up", dimensions=384), files)
     parts = empty_fragments(files[0], fragments)
-    (out / "_plan.json").write_bytes(dump_plan(parts))
+    store = open_store(str(out))
+    store.create("_job.json", job.dump(parts))
     for part in parts:
-        (out / part.name).touch()
-        receipt = Receipt(fragment=part.id, rows=1, rejected=0, size=0, sha256="0" * 64)
-        (out / receipt.name).write_bytes(receipt.dump())
+        Writer(store.temporary(part.id), part, job).commit(store)
     return request
 
 

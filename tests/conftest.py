@@ -2,19 +2,26 @@
 
 import logging
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import aiohttp
 import pytest
 from hypothesis import settings
 
 from tests.support import avx2
+from tests.support.foreign import kept, kept_directory
 from tests.support.nodes import start_node
-from worker_node.models.store import ModelStore
+from worker_node.models.directory import MANIFEST_FILE
+from worker_node.models.store import STORE_VARIABLE, ModelStore, default_store_root
 
 avx2.use_if_wanted()
 # Nodes and commands do not read the settings of this machine.
 os.environ["NPU_NODE_CONFIG"] = ""
+# Nor its models, except the embedded ones: `store`. Workers inherit the first variable, too.
+USERS_STORE = os.environ.setdefault("TESTS_USERS_STORE", str(default_store_root()))
+os.environ[STORE_VARIABLE] = str(kept_directory() / "store")
 # Beside the run's own workers, which are as many as cores, engines of a lower priority would get little of any.
 os.environ.setdefault("NPU_NODE_ENGINE_NICE", "0")
 
@@ -40,7 +47,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     """Mark what uses the embedded models `real`; without --long, leave out what is marked `long`."""
-    real = {"store", "node", "whole_node", "npu_node"}
+    real = {"store", "speech_store", "node", "whole_node", "npu_node"}
     for item in items:
         if not real.isdisjoint(getattr(item, "fixturenames", ())) and not item.nodeid.startswith("tests/unit/"):
             item.add_marker("real")
@@ -82,12 +89,58 @@ def long(request):
 
 
 @pytest.fixture(scope="session")
-def store():
-    """The model store with the embedded models in it; a test run downloads nothing when they are there."""
-    store = ModelStore()
-    for entry in [entry for entry in store.catalog.entries if entry.embedded]:
-        store.pull(entry.id)
+def users_store():
+    """The user's own model store, with the embedded models in it; a test run downloads nothing when they are there."""
+    store = ModelStore(Path(USERS_STORE))
+    for name in embedded(store):
+        store.pull(name)
     return store
+
+
+def embedded(store):
+    return [entry.id for entry in store.catalog.entries if entry.embedded]
+
+
+def linked(users_store, names, name, add=None, recipe=""):
+    """The directory `name` with hard links to these models of the user's store, and what `add` puts beside them."""
+
+    def link(root):
+        for model in names:
+            shutil.copytree(users_store.get(model).path, root / model, copy_function=link_or_copy)
+        if add is not None:
+            add(ModelStore(root))
+
+    manifests = [(users_store.get(model).path / MANIFEST_FILE).read_text(encoding="utf-8") for model in names]
+    return kept(name, link, "".join((*manifests, recipe)))
+
+
+def link_or_copy(source, target):
+    try:
+        os.link(source, target)
+    except OSError:  # on another file system
+        shutil.copyfile(source, target)
+
+
+@pytest.fixture(scope="session")
+def store(users_store):
+    """A store with the embedded models alone: that of every node and command which is given no other one."""
+    root = Path(os.environ[STORE_VARIABLE])
+    fresh = root.with_name(f"{root.name}-{os.getpid()}")
+    fresh.symlink_to(linked(users_store, embedded(users_store), "models"))
+    fresh.replace(root)
+    return ModelStore(root)
+
+
+@pytest.fixture(scope="session")
+def speech_store(users_store):
+    """As `store`, with Whisper and the network that finds speech."""
+    from tests.support.whisper import __file__ as recipe
+    from tests.support.whisper import install_whisper
+    from worker_node.tasks.transcribe.task import VOICE_MODEL
+
+    users_store.pull(VOICE_MODEL)
+    names = (*embedded(users_store), VOICE_MODEL)
+    return ModelStore(linked(users_store, names, "speech-models", install_whisper, Path(recipe).read_text("utf-8")))
 
 
 @pytest.fixture(scope="session")

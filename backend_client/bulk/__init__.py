@@ -9,8 +9,8 @@ anywhere, the same call continues. On the command line: `npu-client embed-datase
 extra `bulk` (`pip install '.[bulk]'` in a checkout). See docs/cluster.md.
 """
 
-# May import every package of the client but `cli`. Begin reading with `run.run_job`, then `worker` and `process` (one
-# fragment), `job` (what the output depends on) and `stores` (who wins).
+# May import every package of the client but `cli`. Begin reading with `run.run_job`, then `worker` (one fragment),
+# `job` (what the output depends on), `readers` (rows and fragments of the input) and `stores` (who wins).
 
 from backend_client.bulk.job import BulkRequest
 from backend_client.bulk.output import BulkReport, ExitCode, Progress

@@ -1,8 +1,7 @@
 """Answers for the rows of a chunk: batches to embed, prompts to answer, patience with the fleet, and the results.
 
-`Patience` waits for a fleet that is down, and finds the row that a node refuses. Only a refusal of the row itself
-rejects it. After any other failure it stays unanswered: the same command answers it later. Nodes refuse a request that
-kills its engine (`request_breaks_engine`), so such a row is found, too.
+Only a refusal of the row itself rejects it, also that of a row which kills its engine (`request_breaks_engine`).
+After any other failure it stays unanswered: the same command answers it later.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from backend_client.bulk.job import RESULT_TYPES, BulkJob, BulkRequest, Chunk, conversation
-from backend_client.bulk.optional import need, schema_validator
-from backend_client.client import InferenceClient
+from backend_client.bulk.job import RESULT_TYPES, BulkJob, BulkRequest, Chunk, conversation, schema_validator
+from backend_client.bulk.stores import need
+from backend_client.client import InferenceClient, NPUClient
 from backend_client.embed_many import cut, in_halves
 from backend_client.errors import (
     AuthenticationFailed,
@@ -39,8 +39,6 @@ from backend_client.results import CallOptions, ChatResult, GenerateResult, Orig
 log = logging.getLogger(__name__)
 Serve = Callable[[Sequence[int]], Awaitable[None]]
 """Serves the rows in one request and keeps what came back."""
-Refuse = Callable[[int, str], None]
-
 # Pauses before a request is sent again when no node could take it: doubled from the first up to the last.
 _FIRST_PAUSE_S = 0.5
 _LAST_PAUSE_S = 15.0
@@ -76,7 +74,7 @@ class Patience:
         self._probing = asyncio.Lock()
         self._warned = False
 
-    async def probe(self, final: tuple[type[NPUError], ...] = ()) -> None:
+    async def wait(self, final: tuple[type[NPUError], ...] = ()) -> None:
         """Send the probe until it is answered; a refusal is an answer.
 
         Raises NPUUnavailableError when nothing was answered for `limit` seconds; AuthenticationFailed and `final`
@@ -89,28 +87,23 @@ class Patience:
             except (NPUUnavailableError, RequestRejected) as error:
                 if isinstance(error, (AuthenticationFailed, *final)):
                     raise
-                failure = None if refuses_row(error) else error
-            else:
-                failure = None
-            if failure is None:
-                self._note_answer()
-                return
-            silence = self._clock() - self._answered
-            if silence > self._limit:
-                raise NPUUnavailableError(
-                    f"{failure.message}; nothing was answered for {silence:.0f} s",
-                    attempts=failure.attempts,
-                    request_id=failure.request_id,
-                )
-            self._warn(failure)
-            await self._sleep(_pause(failure, pause))
-            pause *= 2
+                if not refuses_row(error):
+                    silence = self._clock() - self._answered
+                    if silence > self._limit:
+                        raise _like(error, f"{error.message}; nothing was answered for {silence:.0f} s") from None
+                    await self._pause(error, pause)
+                    pause *= 2
+                    continue
+            self._note_answer()
+            return
 
-    async def serve(self, rows: Sequence[int], serve: Serve, refuse: Refuse) -> None:
+    async def serve(self, rows: Sequence[int], serve: Serve) -> dict[int, str]:
         """Serve the rows in one request; in halves, and halves of halves, where a row of them is refused.
 
-        Raises Unanswered when the request is at fault but not refused, and what `probe` raises when the fleet is.
+        Returns why, by rows. Raises Unanswered when the request is at fault but not refused, and what `wait` raises
+        when the fleet is.
         """
+        refused = {}
 
         async def part(first: int, last: int) -> None:
             try:
@@ -118,9 +111,10 @@ class Patience:
             except (RequestRejected, InvalidAnswer) as error:
                 if last - first > 1 or not refuses_row(error):
                     raise
-                refuse(rows[first], reason_of(error))
+                refused[rows[first]] = reason_of(error)
 
         await in_halves(0, len(rows), part, refuses_row)
+        return refused
 
     async def _send(self, rows: Sequence[int], serve: Serve) -> None:
         failed, pause, began = 0, _FIRST_PAUSE_S, self._clock()
@@ -137,7 +131,7 @@ class Patience:
                 self._note_answer()
                 self._served = self._clock()
                 return
-            await self._wait_for_answer(failure, pause)
+            await self._another_answer(failure, pause)
             pause *= 2
             if isinstance(failure, FleetOverloaded):
                 # The nodes had no room, which is no fault of the rows, unless they have room for nothing but probes.
@@ -152,39 +146,32 @@ class Patience:
                     request_id=failure.request_id,
                 )
 
-    async def _wait_for_answer(self, failure: NPUError, pause: float) -> None:
-        """Return when the fleet has answered a request since this failure. Raises as `probe` does."""
+    async def _another_answer(self, failure: NPUError, pause: float) -> None:
+        """Return when the fleet has answered a request since this failure. Raises as `wait` does."""
         answers = self._answers
-        self._warn(failure)
-        await self._sleep(_pause(failure, pause))
+        await self._pause(failure, pause)
         async with self._probing:
-            if self._answers > answers:
-                return
-            try:
-                await self.probe()
-            except NPUUnavailableError as error:
-                problem = error
-            else:
-                return
-        # What the row met says more than what the probe did, such as that the spend cap is reached.
-        raise NPUUnavailableError(
-            f"{failure.message}; a probe of the fleet failed, too: {problem.message}",
-            attempts=failure.attempts,
-            request_id=failure.request_id,
-        )
+            if self._answers == answers:
+                try:
+                    await self.wait()
+                except NPUUnavailableError as error:
+                    # What the row met says more than what the probe did, such as that the spend cap is reached.
+                    problem = f"{failure.message}; a probe of the fleet failed, too: {error.message}"
+                    raise _like(failure, problem) from None
 
     def _note_answer(self) -> None:
         self._answered = self._clock()
         self._answers += 1
 
-    def _warn(self, failure: NPUError) -> None:
+    async def _pause(self, failure: NPUError, pause: float) -> None:
         if self._limit and not self._warned and not isinstance(failure, FleetOverloaded):
             self._warned = True
             log.warning("waiting up to %.0f s for the fleet to answer: %s", self._limit, failure.message)
+        await self._sleep(min(getattr(failure, "retry_after", None) or pause, _LAST_PAUSE_S))
 
 
-def _pause(failure: NPUError, pause: float) -> float:
-    return min(getattr(failure, "retry_after", None) or pause, _LAST_PAUSE_S)
+def _like(failure: NPUError, message: str) -> NPUUnavailableError:
+    return NPUUnavailableError(message, attempts=failure.attempts, request_id=failure.request_id)
 
 
 def refuses_row(error: NPUError) -> bool:
@@ -210,10 +197,9 @@ def reason_of(error: RequestRejected | InvalidAnswer) -> str:
 
 
 class Results:
-    """Results of a chunk, filled part by part: `values` are float32 vectors (n, d), or a list of texts; `columns` say
-    who answered, and how.
+    """Results of a chunk, filled part by part: `values` are float32 vectors (n, d), or a list of texts.
 
-    `refused` says of a row why it has none. `tokens` counts those of all inputs; `served` rows by node and device.
+    `columns` say who answered; `refused`, why a row has no result. `served` counts rows by node and device.
     """
 
     def __init__(self, count: int, job: BulkJob) -> None:
@@ -225,7 +211,6 @@ class Results:
         self.columns["error"] = [""] * count
 
     def put(self, rows: Iterable[int], **values: Any) -> None:
-        """Record what is known of rows, by columns."""
         for name, value in values.items():
             column = self.columns[name]
             for row in rows:
@@ -253,7 +238,12 @@ class Work(ABC):
     """What is done with the inputs of rows. At most `slots` requests are on their way at once, over all chunks."""
 
     def __init__(
-        self, client: InferenceClient, options: CallOptions, job: BulkJob, request: BulkRequest, slots: int
+        self,
+        client: InferenceClient | NPUClient,
+        options: CallOptions,
+        job: BulkJob,
+        request: BulkRequest,
+        slots: int,
     ) -> None:
         self.client = client
         self.options = options
@@ -261,24 +251,19 @@ class Work(ABC):
         self._slots = asyncio.Semaphore(slots)
         self._patience = Patience(request.patience, request.attempts, self.probe)
         # Two requests for each that may be on its way, so that the nodes never wait.
-        self.rows_ahead = 2 * slots * self.rows_per_request
-
-    @property
-    def rows_per_request(self) -> int:
-        """How many rows a request has at most."""
-        return 1
+        self.rows_ahead = 2 * slots * (client.core.options.batch.texts if job.kind == "embed" else 1)
 
     @abstractmethod
     async def probe(self) -> None:
         """Send a small request in the way of the rows."""
 
     @abstractmethod
-    def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:
-        """The rows of each request."""
-
-    @abstractmethod
     async def serve(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
         """Send one request, and keep what comes back."""
+
+    def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:  # noqa: ARG002
+        """The rows of each request: one."""
+        return [[row] for row in rows]
 
     async def run(self, chunk: Chunk) -> Results:
         """The results of the rows, and why some were refused. Raises what `Patience.serve` raises."""
@@ -289,16 +274,12 @@ class Work(ABC):
         async def part(rows: Sequence[int]) -> None:
             async with self._slots:
                 try:
-                    await self._patience.serve(
-                        rows, lambda some: self.serve(inputs, some, results), results.refused.__setitem__
-                    )
+                    refused = await self._patience.serve(rows, lambda some: self.serve(inputs, some, results))
+                    results.refused.update(refused)
                 except Unanswered as error:
                     first, last = chunk.rows[rows[0]], chunk.rows[rows[-1]]
                     where = f"row {first}" if first == last else f"one of the rows {first} to {last}"
-                    problem = f"{where}: {error.message}"
-                else:
-                    return
-            raise Unanswered(problem)
+                    raise Unanswered(f"{where}: {error.message}") from None
 
         sent = [row for row in range(len(inputs)) if row not in results.refused]
         await together(part(rows) for rows in self.requests(inputs, sent))
@@ -308,23 +289,16 @@ class Work(ABC):
 class Embedding(Work):
     """Embeds texts in batches."""
 
-    @property
-    def _truncate(self) -> bool:
-        return bool(self.job.options.get("truncate"))
-
-    @property
-    def rows_per_request(self) -> int:
-        return self.client.npu.options.batch.texts
-
     def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:
-        parts = cut([inputs[row] for row in rows], self.client.npu.options.batch)
+        parts = cut([inputs[row] for row in rows], self.client.core.options.batch)
         return [rows[start:stop] for start, stop in parts]
 
     async def probe(self) -> None:
         await self.client.embed_batch(["a"], **self.options)
 
     async def serve(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
-        batch = await self.client.embed_batch([inputs[row] for row in rows], truncate=self._truncate, **self.options)
+        truncate = bool(self.job.options.get("truncate"))
+        batch = await self.client.embed_batch([inputs[row] for row in rows], truncate=truncate, **self.options)
         results.values[rows] = batch.vectors
         results.tokens += batch.usage.prompt_tokens
         results.put_origin(rows, batch)
@@ -332,28 +306,20 @@ class Embedding(Work):
 
 
 class Generation(Work):
-    """Answers row by row.
+    """Answers row by row: with a schema, or messages, as chats; a plain prompt with `generate`."""
 
-    A job with a schema, or with messages, goes the way of chats; a plain prompt that of `generate`.
-    """
+    def _schema(self) -> Any:
+        return self.job.options.get("response_schema")
 
-    def __init__(
-        self, client: InferenceClient, options: CallOptions, job: BulkJob, request: BulkRequest, slots: int
-    ) -> None:
-        super().__init__(client, options, job, request, slots)
-        self._sampling = dict(job.options)
-        self._schema = self._sampling.pop("response_schema", None)
-        self._validator: Any = None if self._schema is None else schema_validator(self._schema)
-        self._chats = job.messages or self._schema is not None
+    @cached_property
+    def _validator(self) -> Any:
+        return schema_validator(self._schema())
 
     async def probe(self) -> None:
-        if self._chats:
+        if self.job.messages or self._schema() is not None:
             await self.client.chat([{"role": "user", "content": "a"}], max_tokens=1, **self.options)
         else:
             await self.client.generate("a", max_new_tokens=1, **self.options)
-
-    def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:  # noqa: ARG002
-        return [[row] for row in rows]
 
     async def serve(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
         for row in rows:
@@ -366,22 +332,22 @@ class Generation(Work):
                 num_generated_tokens=usage.completion_tokens,
                 finish_reason=answer.finish_reason,
             )
-            if self._schema is not None and answer.finish_reason == "length":
+            if self._schema() is not None and answer.finish_reason == "length":
                 results.put([row], error="the answer was cut at max_tokens, so it does not match the schema")
             results.tokens += usage.prompt_tokens
             results.put_origin([row], answer)
 
     async def _answer(self, value: Any) -> GenerateResult | ChatResult:
-        if not self._chats:
-            sampling = {
-                {"max_tokens": "max_new_tokens"}.get(name, name): given for name, given in self._sampling.items()
-            }
-            return await self.client.generate(value, **sampling, **self.options)
+        sampling, schema = dict(self.job.options), self._schema()
+        if schema is None and not self.job.messages:
+            most = sampling.pop("max_tokens", None)
+            return await self.client.generate(value, max_new_tokens=most, **sampling, **self.options)
         messages = conversation(value) if self.job.messages else [{"role": "user", "content": value}]
-        if self._schema is None:
-            return await self.client.chat(messages, **self._sampling, **self.options)
-        form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": self._schema}}
-        result = await self.client.chat(messages, response_format=form, **self._sampling, **self.options)
+        if schema is None:
+            return await self.client.chat(messages, **sampling, **self.options)
+        del sampling["response_schema"]
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+        result = await self.client.chat(messages, response_format=form, **sampling, **self.options)
         if result.finish_reason != "length" and not self._matches(result.text):
             raise InvalidAnswer(
                 "the answer does not match the schema", text=result.text, finish_reason=result.finish_reason

@@ -10,19 +10,15 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from backend_client.bulk.optional import file_system, need
+from backend_client.bulk.stores import file_system, need
 from backend_client.errors import ConfigurationError
-from backend_client.lifetime import map_in_daemon_threads
 
 Form = Literal["parquet", "jsonl", "txt", "csv"]
-
-# A line of JSON is taken for 1 KiB where a number of rows has to become a number of bytes: the plan reads no data.
-BYTES_PER_ROW = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +31,19 @@ class InputFile:
     form: Form
     compression: str = ""
 
-    @property
-    def splits(self) -> bool:
-        """Whether a part of it can be read without what comes before."""
-        return self.form == "parquet" or not self.compression
-
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Rows `start` to `stop` (exclusive) of a Parquet file; of a plain JSONL or text file, the lines that
-    begin in these bytes.
+    """Rows `start` to `stop` (exclusive) of a Parquet file; of JSONL or text, the lines that begin in these bytes.
 
-    Other files are one fragment each. `rows` is their number where metadata tells it. `problem` says why a file cannot
-    be read at all; its fragment holds no rows, and is committed with one record among the rejected ones.
+    A compressed file is one fragment. `rows` counts lines that are rejected later, too. `problem` says why a file
+    cannot be read at all; its fragment is committed without rows, and with one record among the rejected ones.
     """
 
     file: InputFile
     start: int
     stop: int
-    rows: int | None = None
+    rows: int
     problem: str = ""
     id: str = field(init=False, compare=False)
     """Names the fragment and its output: 32 hex digits of path, size, version and range."""
@@ -67,14 +57,6 @@ class Fragment:
     @property
     def name(self) -> str:
         return f"part-{self.id}.parquet"
-
-
-def listing_digest(files: Iterable[InputFile]) -> str:
-    """A digest of paths, sizes and versions."""
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(json.dumps([file.url, file.size, file.version]).encode(errors="surrogatepass") + b"\n")
-    return digest.hexdigest()[:32]
 
 
 def cut_parquet(file: InputFile, row_groups: Sequence[int], wanted: int) -> Iterator[Fragment]:
@@ -92,18 +74,6 @@ def cut_parquet(file: InputFile, row_groups: Sequence[int], wanted: int) -> Iter
             start = stop
     if stop > start or not stop:
         yield Fragment(file, start, stop, stop - start)
-
-
-def cut_bytes(file: InputFile, wanted: int) -> Iterator[Fragment]:
-    """Byte ranges of about `wanted` rows; the whole of a file that cannot be split."""
-    parts = max(1, round(file.size / (wanted * BYTES_PER_ROW))) if file.splits else 1
-    for part in range(parts):
-        yield Fragment(file, file.size * part // parts, file.size * (part + 1) // parts)
-
-
-def of_shard(fragments: Sequence[Fragment], shard: tuple[int, int] | None) -> list[Fragment]:
-    """The fragments of shard i (counted from 0) of n: every nth of the plan, so that shards differ by one at most."""
-    return list(fragments) if shard is None else list(fragments[shard[0] :: shard[1]])
 
 
 # Which files an input names.
@@ -300,54 +270,3 @@ def opened(file: InputFile) -> InputSource:
     check_unchanged(file)
     system, path = file_system(file.url)
     return InputSource(system.open(path, "rb"))
-
-
-# The plan of a job: all its fragments, from the metadata of its files. Made once and stored beside the output.
-
-_FOOTERS_AT_ONCE = 16
-
-
-def plan(files: Sequence[InputFile], rows_per_fragment: int) -> list[Fragment]:
-    """Cut every file. Reads the footers of Parquet files and nothing else.
-
-    Raises OSError when a store does not answer; a file that is not Parquet becomes a fragment with a problem.
-    """
-    parts = map_in_daemon_threads(lambda file: list(_cut(file, rows_per_fragment)), files, _FOOTERS_AT_ONCE, "footers")
-    return [fragment for part in parts for fragment in part]
-
-
-def _cut(file: InputFile, wanted: int) -> Iterator[Fragment]:
-    if file.form != "parquet":
-        return cut_bytes(file, wanted)
-    groups, problem = _row_groups(file)
-    return iter([Fragment(file, 0, 0, 0, problem)]) if problem else cut_parquet(file, groups, wanted)
-
-
-def _row_groups(file: InputFile) -> tuple[list[int], str]:
-    pa = need("pyarrow")
-    pq = need("pyarrow.parquet")
-    with opened(file) as source:
-        try:
-            metadata = pq.ParquetFile(source).metadata
-        except (pa.ArrowException, OSError, ValueError) as error:
-            if source.failure is not None:
-                raise source.failure from None
-            if isinstance(error, InputChanged):
-                raise
-            reason = str(error).partition("\n")[0][:200]
-            return [], f"not a complete Parquet file: {reason}"
-        return [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)], ""
-
-
-def dump_plan(fragments: Sequence[Fragment]) -> bytes:
-    """As JSON: the files, and of each fragment its file's number, range, rows and problem."""
-    files = list(dict.fromkeys(fragment.file for fragment in fragments))
-    numbers = {file: number for number, file in enumerate(files)}
-    rows = [[numbers[part.file], part.start, part.stop, part.rows, part.problem] for part in fragments]
-    return json.dumps({"files": [astuple(file) for file in files], "fragments": rows}).encode()
-
-
-def load_plan(data: bytes) -> list[Fragment]:
-    stored = json.loads(data)
-    files = [InputFile(*file) for file in stored["files"]]
-    return [Fragment(files[number], *rest) for number, *rest in stored["fragments"]]

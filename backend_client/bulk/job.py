@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, fields
+from typing import Any, Literal
 
-from backend_client.bulk.optional import schema_validator
+from backend_client.bulk.inputs import Fragment, InputFile
+from backend_client.bulk.stores import need
 from backend_client.errors import ConfigurationError
+from backend_client.options import LONGEST_S
 from backend_client.results import Device
 
 FORMAT = 1
@@ -35,16 +37,15 @@ RESULT_COLUMNS = (*RESULT_TYPES, "source_file", "source_row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkJob:
-    """`source` is the pattern of the input, `listing` the digest of the files that it names.
+    """`source` is the pattern of the input; `column` holds the texts, prompts or messages.
 
-    `column` holds the texts, prompts or messages. `space` and `dimensions` are those of the vectors; "" and 0 for
-    generation. `options` are those of each call: `truncate`, or the sampling. `schema` is Arrow's of the input's
-    columns in every file of the output, in base64; `json_types` the types that their values have in JSON lines.
+    `space` and `dimensions` are those of the vectors; "" and 0 for generation. `options` are those of each call:
+    `truncate`, or the sampling. `schema` is Arrow's of the input's columns in every file of the output, in base64;
+    `json_types` the types that their values have in JSON lines.
     """
 
     kind: Kind
     source: str
-    listing: str
     column: str
     messages: bool = False
     id_column: str | None = None
@@ -69,25 +70,13 @@ class BulkJob:
         """All columns that an output has beside its input's."""
         return (self.result_column, *RESULT_COLUMNS)
 
-    def dump(self) -> bytes:
-        """As JSON."""
-        return json.dumps(asdict(self), indent=1, ensure_ascii=False).encode() + b"\n"
-
-    @classmethod
-    def load(cls, data: bytes, where: str) -> Self:
-        """Read `dump`. Raises ConfigurationError if it is not a job, or is one of another format."""
-        try:
-            values = json.loads(data)
-            known = {item.name for item in fields(cls)}
-            if isinstance(values, dict) and values.get("format") == FORMAT and set(values) <= known:
-                values["keep"] = None if values.get("keep") is None else tuple(values["keep"])
-                return cls(**values)
-        except (ValueError, TypeError):
-            pass
-        raise ConfigurationError(
-            f"{where} is not a job of this version (format {FORMAT}): choose another output, or continue with the "
-            "version that began it"
-        )
+    def dump(self, fragments: Sequence[Fragment]) -> bytes:
+        """As JSON, with all files of the input and its fragments: of each its file's number, range, rows, problem."""
+        files = list(dict.fromkeys(fragment.file for fragment in fragments))
+        numbers = {file: number for number, file in enumerate(files)}
+        parts = [[numbers[part.file], part.start, part.stop, part.rows, part.problem] for part in fragments]
+        plan = {"files": [astuple(file) for file in files], "fragments": parts}
+        return json.dumps(asdict(self) | plan).encode() + b"\n"
 
     def problem(self, value: Any) -> str:
         """Why a value of `column` cannot be sent; "" when it can."""
@@ -108,6 +97,23 @@ class BulkJob:
             for item in fields(self)
             if getattr(self, item.name) != getattr(other, item.name)
         ]
+
+
+def load_job(data: bytes, where: str) -> tuple[BulkJob, list[Fragment]]:
+    """Read `BulkJob.dump`. Raises ConfigurationError if it is not a job, or is one of another format."""
+    try:
+        values = json.loads(data)
+        if values["format"] == FORMAT:
+            files = [InputFile(*file) for file in values.pop("files")]
+            fragments = [Fragment(files[number], *rest) for number, *rest in values.pop("fragments")]
+            values["keep"] = None if values["keep"] is None else tuple(values["keep"])
+            return BulkJob(**values), fragments
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise ConfigurationError(
+        f"{where} is not a job of this version (format {FORMAT}): choose another output, or continue with the "
+        "version that began it"
+    )
 
 
 def _shown(value: object) -> str:
@@ -202,6 +208,8 @@ class BulkRequest:
         wrong = [f"{name} must be more than 0" for name, value in given.items() if value is not None and not value > 0]
         if self.shard is not None and not 0 <= self.shard[0] < self.shard[1]:
             wrong.append(f"shard {self.shard[0]}/{self.shard[1]} does not exist: shards are 0/n to n-1/n")
+        if self.timeout is not None and not self.timeout <= LONGEST_S:
+            wrong.append(f"timeout must be at most {LONGEST_S:.0f} seconds, got {self.timeout}")
         if not self.patience >= 0:
             wrong.append("patience must be a number of seconds, 0 or more")
         if not 0 <= self.max_rejected <= 1:
@@ -224,28 +232,25 @@ class BulkRequest:
         if "response_schema" in self.options:
             schema_validator(self.options["response_schema"])
 
-    @property
-    def rows(self) -> int:
-        """The rows that a fragment should have."""
-        return self.rows_per_fragment or ROWS_PER_FRAGMENT[self.kind]
+    def job(self, *, model: str, space: str, dimensions: int) -> BulkJob:
+        """The job that this asks for, without what only the input tells."""
+        asked = {item.name: getattr(self, item.name) for item in fields(BulkJob) if hasattr(self, item.name)}
+        asked |= {"options": dict(self.options), "model": model, "space": space, "dimensions": dimensions}
+        asked["rows_per_fragment"] = self.rows_per_fragment or ROWS_PER_FRAGMENT[self.kind]
+        return BulkJob(**asked)
 
-    def job(self, listing: str, *, model: str, space: str, dimensions: int) -> BulkJob:
-        """The job that this asks for."""
-        return BulkJob(
-            kind=self.kind,
-            source=self.source,
-            listing=listing,
-            column=self.column,
-            messages=self.messages,
-            id_column=self.id_column,
-            keep=self.keep,
-            rows_per_fragment=self.rows,
-            model=model,
-            space=space,
-            dimensions=dimensions,
-            require_device=self.require_device,
-            options=dict(self.options),
-        )
+
+def schema_validator(schema: Any) -> Any:
+    """What checks values against a JSON Schema. Raises ConfigurationError for what is not one, or refers to others."""
+
+    def retrieve_nothing(_: str) -> Any:
+        raise ValueError("a schema must be complete in itself")
+
+    try:
+        return need("jsonschema_rs").validator_for(schema, retriever=retrieve_nothing)
+    except ValueError as error:
+        problem = str(error).partition("\n")[0]
+    raise ConfigurationError(f"response_schema is not a valid JSON Schema: {problem}")
 
 
 # Rows of a fragment: chunks as they are read, and rows that are rejected.

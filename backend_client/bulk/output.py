@@ -1,33 +1,37 @@
-"""What stands beside the data: receipts of committed fragments, `_SUCCESS`, and the report of a run."""
+"""What an output holds: data files with their receipts, `_SUCCESS`; and the report of a run."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
-from typing import Any, Self
+from pathlib import Path
+from typing import Any
 
+from backend_client.bulk.answers import Results
 from backend_client.bulk.inputs import Fragment
-from backend_client.bulk.job import FORMAT
-from backend_client.bulk.optional import need
-from backend_client.bulk.stores import Store, read_many
+from backend_client.bulk.job import FORMAT, RESULT_TYPES, BulkJob, Chunk, Rejection
+from backend_client.bulk.readers import schema_of
+from backend_client.bulk.stores import OutputFailed, Store, need
+from backend_client.lifetime import map_in_daemon_threads
 
-FOLDER = "_receipts"
 REJECTED = "_rejected"
 BEGUN = "_begun"
 """The folder of marks: one for each fragment under way, as many bytes long as processes began with it and died."""
-METADATA_KEY = "npu_bulk"
-"""Under this key a data file's metadata has its receipt, without the checksum and the size."""
+SUCCESS = "_SUCCESS"
+_KEY = "npu_bulk"
+_READS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The account of one fragment. `rejected_file` is in the folder of rejected rows, "" without any. `incomplete`
-    files ended early, or could not be read at all: each counts as one rejected row. `served` counts rows by node
-    and device. `won`: this attempt's file is the one that has the name.
+    """The account of one fragment, in the metadata of its data file. `rejected_file` is in the folder of rejected rows,
+    "" without any. `incomplete` files ended early, or could not be read at all: each counts as one rejected row.
+    `served` counts rows by node and device. `won`: this attempt's file is the one that has the name.
     """
 
     fragment: str
@@ -38,73 +42,38 @@ class Receipt:
     tokens: int = 0
     generated_tokens: int = 0
     npu_busy_us: int = 0
-    seconds: float = 0.0
     served: Mapping[str, int] = field(default_factory=dict)
     size: int = 0
-    sha256: str = ""
     won: bool = True
 
-    @property
-    def name(self) -> str:
-        return f"{FOLDER}/{self.fragment}.json"
 
-    def dump(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def load(cls, data: bytes) -> Self:
-        """Read `dump`. Raises ValueError, TypeError."""
-        return cls(**json.loads(data))
+def committed(store: Store, fragment: Fragment) -> Receipt | None:
+    """The receipt of a fragment that another process committed; None if it has no file yet. Raises OSError."""
+    return read_receipts(store, [fragment])[0] if store.has(fragment.name) else None
 
 
-def read_receipts(store: Store, fragments: Iterable[Fragment]) -> dict[str, Receipt]:
-    """The receipts that there are, by fragment."""
-    stored = store.names(FOLDER)
-    wanted = [fragment.id for fragment in fragments if f"{fragment.id}.json" in stored]
-    found = read_many(store, [f"{FOLDER}/{name}.json" for name in wanted])
-    receipts = (_loaded(data) for data in found.values())
-    return {receipt.fragment: receipt for receipt in receipts if receipt is not None}
+def read_receipts(store: Store, fragments: Sequence[Fragment]) -> list[Receipt]:
+    """The receipts of fragments that have a file. Raises OSError, OutputFailed for a file that has none."""
 
+    def look(fragment: Fragment) -> Receipt:
+        with store.open(fragment.name) as file:
+            size = file.seek(0, 2)
+            try:
+                metadata = need("pyarrow.parquet").ParquetFile(file).metadata.metadata
+                return Receipt(**json.loads(metadata[_KEY.encode()]), size=size, won=False)
+            except (need("pyarrow").ArrowException, ValueError, TypeError, KeyError) as error:
+                problem = error
+        raise OutputFailed(f"{fragment.name} in the output is not a complete file of this job: remove it ({problem})")
 
-def _loaded(data: bytes) -> Receipt | None:
-    try:
-        return Receipt.load(data)
-    except (ValueError, TypeError):
-        return None
+    return map_in_daemon_threads(look, fragments, _READS_AT_ONCE, "receipts")
 
 
 def deaths(store: Store, fragments: Iterable[Fragment]) -> dict[str, int]:
     """How many processes died while they worked on a fragment, or still do, of those that have a mark."""
     marked = store.names(BEGUN)
-    marks = read_many(store, [f"{BEGUN}/{part.id}" for part in fragments if part.id in marked])
-    return {name.removeprefix(f"{BEGUN}/"): len(mark) for name, mark in marks.items()}
-
-
-def rebuilt(store: Store, fragment: Fragment) -> Receipt:
-    """The receipt of a data file whose writer died before it wrote one. Raises OSError."""
-    pq = need("pyarrow.parquet")
-    with store.open(fragment.name) as file:
-        metadata = pq.ParquetFile(file).metadata.metadata
-        file.seek(0)
-        digest, size = hashlib.sha256(), 0
-        while block := file.read(1024 * 1024):
-            digest.update(block)
-            size += len(block)
-    return Receipt(**{**json.loads(metadata[METADATA_KEY.encode()]), "size": size, "sha256": digest.hexdigest()})
-
-
-def committed(store: Store, fragment: Fragment) -> Receipt | None:
-    """Read the receipt of a fragment that another process committed; None if it does not exist yet. Raises OSError."""
-    if not store.has(fragment.name):
-        return None
-    data = store.read(f"{FOLDER}/{fragment.id}.json")
-    receipt = (_loaded(data) if data is not None else None) or rebuilt(store, fragment)
-    return replace(receipt, won=False)
-
-
-# The end of a job: when every fragment has a file, counts and checksums of all of them are written once.
-
-SUCCESS = "_SUCCESS"
+    known = [part.id for part in fragments if part.id in marked]
+    marks = map_in_daemon_threads(lambda name: store.read(f"{BEGUN}/{name}"), known, _READS_AT_ONCE, "marks")
+    return {name: len(mark) for name, mark in zip(known, marks, strict=True) if mark is not None}
 
 
 def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Receipt]) -> None:
@@ -112,18 +81,20 @@ def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Rece
 
     `known` are receipts that were read already. Any number of processes may do this at once.
     """
-    receipts = {**known, **read_receipts(store, [part for part in fragments if part.id not in known])}
-    missing = [fragment for fragment in fragments if fragment.id not in receipts]
-    for receipt in [rebuilt(store, fragment) for fragment in missing]:
-        store.put(receipt.name, receipt.dump())
-        receipts[receipt.fragment] = receipt
+    others = read_receipts(store, [part for part in fragments if part.id not in known])
+    receipts = {**known, **{receipt.fragment: receipt for receipt in others}}
     every = [receipts[fragment.id] for fragment in fragments]
-    content = {
-        "format": FORMAT,
-        "fragments": len(fragments),
-        **_totals(every),
-        "files": {f"part-{receipt.fragment}.parquet": _file(receipt) for receipt in every},
-    }
+    served = Counter[str]()
+    for receipt in every:
+        served.update(receipt.served)
+    sums = ("rows", "rejected", "incomplete", "tokens", "generated_tokens", "npu_busy_us", "size")
+    totals = {name: sum(getattr(receipt, name) for receipt in every) for name in sums}
+    files = {}
+    for receipt in every:
+        rejected = {"rejected_file": f"{REJECTED}/{receipt.rejected_file}"} if receipt.rejected_file else {}
+        account = {"rows": receipt.rows, "rejected": receipt.rejected, "size": receipt.size}
+        files[f"part-{receipt.fragment}.parquet"] = account | rejected
+    content = {"format": FORMAT, "fragments": len(fragments), **totals, "served": served, "files": files}
     # Files of rejected rows whose attempt did not win, and what processes that died left: before the job is complete,
     # so that a death here leaves the rest to the next run.
     referred = {receipt.rejected_file for receipt in every}
@@ -133,24 +104,125 @@ def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Rece
     store.create(SUCCESS, json.dumps(content, indent=1).encode() + b"\n")
 
 
-def _totals(receipts: Sequence[Receipt]) -> dict[str, Any]:
-    served: Counter[str] = Counter()
-    for receipt in receipts:
-        served.update(receipt.served)
-    names = ("rows", "rejected", "incomplete", "tokens", "generated_tokens", "npu_busy_us", "size")
-    sums = {name: sum(getattr(receipt, name) for receipt in receipts) for name in names}
-    return {**sums, "served": dict(served.most_common())}
+# The data file: chunks with their results become row groups of Parquet.
+
+# Row groups smaller than this make a file slow to scan; larger ones only cost memory here.
+_ROWS_PER_GROUP = 8192
+_BYTES_PER_GROUP = 64 * 1024 * 1024
+# Pages that fit into the processor's cache cost a fifth less to write than those of 1 MiB.
+_PAGE_BYTES = 256 * 1024
 
 
-def _file(receipt: Receipt) -> dict[str, Any]:
-    rejected = {"rejected_file": f"{REJECTED}/{receipt.rejected_file}"} if receipt.rejected_file else {}
-    return {
-        "rows": receipt.rows,
-        "rejected": receipt.rejected,
-        "sha256": receipt.sha256,
-        "size": receipt.size,
-        **rejected,
-    }
+class Writer:
+    """Writes one file, and keeps account of its rows. Blocking. Raises OSError."""
+
+    def __init__(self, path: Path, fragment: Fragment, job: BulkJob) -> None:
+        self._path = path
+        self.rejected: list[Rejection] = []
+        self._fragment = fragment
+        self._sums: Counter[str] = Counter()
+        self._served: Counter[str] = Counter()
+        self._schema = _schema(job)
+        self._pending: list[Any] = []
+        self._waiting = self._bytes = 0
+        # By the names of leaves: vectors, which do not compress, and nested columns are left as they are.
+        compression = dict.fromkeys(self._schema.names, "zstd") if job.kind == "embed" else "zstd"
+        self._file = need("pyarrow.parquet").ParquetWriter(
+            path,
+            self._schema,
+            compression=compression,
+            data_page_size=_PAGE_BYTES,
+            write_page_checksum=True,
+            use_dictionary=["model", "node", "device", "space", "error", "source_file", "finish_reason"],
+            write_statistics=[name for name in self._schema.names if name in {"source_row", job.id_column}],
+        )
+
+    def add(self, chunk: Chunk, results: Results) -> None:
+        """Append the rows of a chunk that were not refused."""
+        refused = [Rejection(chunk.rows[row], reason, chunk.id_of(row)) for row, reason in results.refused.items()]
+        self.rejected += sorted([*chunk.rejected, *refused], key=lambda rejection: rejection.row)
+        kept = [row for row in range(len(chunk.rows)) if row not in results.refused]
+        if not kept:
+            return
+        pa = need("pyarrow")
+        columns = [*_picked(chunk.table, kept).columns, results.values_of(kept)]
+        columns += [
+            pa.array([values[row] for row in kept], getattr(pa, RESULT_TYPES[name])())
+            for name, values in results.columns.items()
+        ]
+        columns.append(pa.repeat(pa.scalar(self._fragment.file.url, pa.string()), len(kept)))
+        columns.append(pa.array([chunk.rows[row] for row in kept], pa.int64()))
+        table = pa.Table.from_arrays(columns, schema=self._schema)
+        self._served.update(results.served)
+        self._sums.update({"rows": len(kept), "tokens": results.tokens})
+        for name in ("num_generated_tokens", "npu_busy_us"):
+            self._sums[name] += sum(filter(None, results.columns[name]))
+        self._pending.append(table)
+        self._waiting += len(kept)
+        self._bytes += table.nbytes
+        if self._waiting >= _ROWS_PER_GROUP or self._bytes >= _BYTES_PER_GROUP:
+            self._flush()
+
+    def commit(self, store: Store) -> Receipt:
+        """Complete the file and give it its name, unless another has it: then the receipt is that of the other."""
+        if self._pending:
+            self._flush()
+        fragment = self._fragment
+        rejected = b"".join(rejection.line(fragment.file.url) for rejection in self.rejected)
+        receipt = Receipt(
+            fragment=fragment.id,
+            rows=self._sums["rows"],
+            rejected=sum(rejection.count for rejection in self.rejected),
+            rejected_file=f"{fragment.id}.{hashlib.sha256(rejected).hexdigest()[:8]}.jsonl" if rejected else "",
+            incomplete=sum(rejection.rest for rejection in self.rejected),
+            tokens=self._sums["tokens"],
+            generated_tokens=self._sums["num_generated_tokens"],
+            npu_busy_us=self._sums["npu_busy_us"],
+            served=dict(self._served),
+        )
+        known = {name: value for name, value in asdict(receipt).items() if name not in {"size", "won"}}
+        self._file.add_key_value_metadata({_KEY: json.dumps(known), "source": fragment.file.url})
+        self._file.close()
+        receipt = replace(receipt, size=self._path.stat().st_size)
+        if rejected:
+            store.create(f"{REJECTED}/{receipt.rejected_file}", rejected)
+        won = store.commit(self._path, fragment.name)
+        return receipt if won else read_receipts(store, [fragment])[0]
+
+    def abandon(self) -> None:
+        """Close the file without completing it, and remove it."""
+        self._pending = []
+        try:
+            self._file.close()
+        except OSError:
+            pass
+        finally:
+            self._path.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        table = need("pyarrow").concat_tables(self._pending)
+        self._pending, self._waiting, self._bytes = [], 0, 0
+        self._file.write_table(table, row_group_size=len(table))
+
+
+def _schema(job: BulkJob) -> Any:
+    """The columns of the output: the input's, the result, who answered, and where a row is from."""
+    pa = need("pyarrow")
+    columns = schema_of(job.schema)
+    result = pa.list_(pa.float32(), max(1, job.dimensions)) if job.kind == "embed" else pa.string()
+    added = [(job.result_column, result)]
+    added += [(name, getattr(pa, kind)()) for name, kind in RESULT_TYPES.items()]
+    added += [("source_file", pa.string()), ("source_row", pa.int64())]
+    return pa.schema([*columns, *(pa.field(*each) for each in added)], columns.metadata)
+
+
+def _picked(table: Any, rows: list[int]) -> Any:
+    """These rows, which are in order: as slices, because Arrow's `take` does not know every type."""
+    if len(rows) == table.num_rows:
+        return table
+    starts = [place for place, row in enumerate(rows) if not place or row != rows[place - 1] + 1]
+    runs = itertools.pairwise([*starts, len(rows)])
+    return need("pyarrow").concat_tables([table.slice(rows[start], stop - start) for start, stop in runs])
 
 
 # The report of a run, or of a job's progress.
@@ -205,31 +277,30 @@ class BulkReport:
 class Progress:
     """The progress of a run: sums over the fragments that are committed, by this run and before.
 
-    `quarantined` says why fragments were given up, by their ids.
+    `quarantined` says why fragments were given up, `receipts` are of those that are committed, by their ids.
     """
 
     def __init__(self, fragments: int) -> None:
         self.fragments = fragments
-        self.done = 0
-        self.rows = 0
-        self.rejected = 0
-        self.incomplete = 0
-        self.rows_now = 0
-        self.running = 0
-        self.failures = 0
-        self.lost = 0
-        self.served: Counter[str] = Counter()
+        self.rows = self.rows_now = 0
+        self.rejected = self.incomplete = 0
+        self.running = self.failures = self.lost = 0
+        self.served = Counter[str]()
         self.quarantined: dict[str, str] = {}
+        self.receipts: dict[str, Receipt] = {}
 
-    def add(self, receipt: Receipt, *, before: bool = False) -> None:
-        """Add a committed fragment; `before`: of an earlier run. Fragments that others committed do not count as this
-        run's.
-        """
-        self.done += 1
+    @property
+    def done(self) -> int:
+        """The number of fragments that are committed."""
+        return len(self.receipts)
+
+    def add(self, receipt: Receipt) -> None:
+        """Add a committed fragment. What another process or run committed does not count as this run's."""
+        self.receipts[receipt.fragment] = receipt
         self.rows += receipt.rows
         self.rejected += receipt.rejected
         self.incomplete += receipt.incomplete
-        if receipt.won and not before:
+        if receipt.won:
             self.rows_now += receipt.rows
             self.served.update(receipt.served)
 

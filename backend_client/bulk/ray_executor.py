@@ -11,19 +11,17 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Self, TypeVar
+from collections.abc import Callable
+from typing import Any, Self
 
 from backend_client.bulk.inputs import Fragment
 from backend_client.bulk.job import BulkJob, BulkRequest
-from backend_client.bulk.optional import need
 from backend_client.bulk.output import Receipt
+from backend_client.bulk.stores import need
 from backend_client.bulk.worker import Probe, Worker, WorkerLost
 from backend_client.errors import ConfigurationError, NPUUnavailableError
-from backend_client.lifetime import in_daemon_thread
+from backend_client.lifetime import LoopThread, in_daemon_thread
 from backend_client.settings import CONFIG_VARIABLE, ClientSettings
-
-R = TypeVar("R")
 
 RESOURCE = "intel_npu"
 """The custom resource of machines with a node. Not `NPU`: to Ray that is another maker's."""
@@ -45,11 +43,11 @@ class RayExecutor:
         ray = need("ray", "ray")
         self.lost = 0
         self.slots = 0
+        self.isolated = True
         self._patience = request.patience
         self._known = request, nodes
         self._process = ray.remote(process or process_fragment).options(**OPTIONS)
         self._probe = ray.remote(probe_nodes).options(**OPTIONS)
-        self._job: BulkJob | None = None
 
     @classmethod
     async def connect(cls, address: str, request: BulkRequest, settings: ClientSettings) -> Self:
@@ -57,8 +55,11 @@ class RayExecutor:
         if not address or address == "local":
             raise ConfigurationError("--ray takes the address of a cluster, such as 10.0.0.1:6379")
         ray = need("ray", "ray")
+        # Ray would report how it is used to its makers; a cluster that somebody else started decides for itself.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        how = {"log_to_driver": False, "logging_level": logging.WARNING, "include_dashboard": None}
         try:
-            await in_daemon_thread(lambda: _join(ray, address), "join cluster")
+            await in_daemon_thread(lambda: ray.init(address=address, **how), "join cluster")
         except (ConnectionError, RuntimeError, ValueError) as error:
             problem = f"the Ray cluster at {address} cannot be joined: {error}"
         else:
@@ -81,11 +82,8 @@ class RayExecutor:
                 return probe
         raise NPUUnavailableError(f"the process that asked the nodes died {_PROBES} times")
 
-    async def begin(self, job: BulkJob) -> None:
-        self._job = job
-
-    async def submit(self, fragment: Fragment) -> Receipt:
-        receipt: Receipt = await self._call(self._process, self._job, fragment)
+    async def submit(self, job: BulkJob, fragment: Fragment) -> Receipt:
+        receipt: Receipt = await self._call(self._process, job, fragment)
         return receipt
 
     async def changed(self) -> None:
@@ -116,34 +114,41 @@ class RayExecutor:
             raise WorkerLost("the process died") from None
 
 
-def _join(ray: Any, address: str) -> None:
-    # Ray would report how it is used to its makers; a cluster that somebody else started decides for itself.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, include_dashboard=None)
+# What runs in a process of the cluster, which belongs to one driver, so to one job.
 
 
-# What runs in a process of the cluster.
+class ProcessWorker:
+    """The worker of this process, and the event loop in which it lives; both are made for the first task."""
+
+    def __init__(self) -> None:
+        self.loop = LoopThread("fragments", self._close)
+        self._worker: Worker | None = None
+
+    async def submit(self, request: BulkRequest, nodes: tuple[str, ...], job: BulkJob, fragment: Fragment) -> Receipt:
+        return await self._of(request, nodes).submit(job, fragment)
+
+    async def probe(self, request: BulkRequest, nodes: tuple[str, ...], job: BulkJob | None) -> Probe:
+        return await self._of(request, nodes).probe(job)
+
+    def _of(self, request: BulkRequest, nodes: tuple[str, ...]) -> Worker:
+        if self._worker is None:
+            # The client's settings of this machine, keys among them; the driver's nodes where it names none.
+            own = "NPU_CLIENT_NODES" in os.environ or CONFIG_VARIABLE in os.environ
+            self._worker = Worker(request, ClientSettings.load() if own else ClientSettings.load(nodes=nodes))
+        return self._worker
+
+    async def _close(self) -> None:
+        if self._worker is not None:
+            await self._worker.close()
+
+
+PROCESS = ProcessWorker()
 
 
 def process_fragment(request: BulkRequest, nodes: tuple[str, ...], job: BulkJob, fragment: Fragment) -> Receipt:
     """Process a fragment with the nodes of this machine, or those of the driver."""
-
-    async def work(worker: Worker) -> Receipt:
-        await worker.begin(job)
-        return await worker.submit(fragment)
-
-    return asyncio.run(_with_worker(request, nodes, work))
+    return PROCESS.loop.run(PROCESS.submit(request, nodes, job, fragment))
 
 
 def probe_nodes(request: BulkRequest, nodes: tuple[str, ...], job: BulkJob | None) -> Probe:
-    return asyncio.run(_with_worker(request, nodes, lambda worker: worker.probe(job)))
-
-
-async def _with_worker(request: BulkRequest, nodes: tuple[str, ...], work: Callable[[Worker], Awaitable[R]]) -> R:
-    # The client's settings of this machine, keys among them; the driver's nodes where it names none.
-    own = "NPU_CLIENT_NODES" in os.environ or CONFIG_VARIABLE in os.environ
-    worker = Worker(request, ClientSettings.load() if own else ClientSettings.load(nodes=nodes))
-    try:
-        return await work(worker)
-    finally:
-        await worker.close()
+    return PROCESS.loop.run(PROCESS.probe(request, nodes, job))

@@ -9,24 +9,12 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Self
 
 from backend_client.bulk.answers import Unanswered, cancelled
-from backend_client.bulk.columns import with_columns
-from backend_client.bulk.inputs import (
-    Fragment,
-    InputChanged,
-    check_apart,
-    dump_plan,
-    list_inputs,
-    listing_digest,
-    load_plan,
-    of_shard,
-    plan,
-)
-from backend_client.bulk.job import BulkJob, BulkRequest
+from backend_client.bulk.inputs import Fragment, InputChanged, check_apart, list_inputs
+from backend_client.bulk.job import BulkJob, BulkRequest, load_job
 from backend_client.bulk.output import (
     SUCCESS,
     BulkReport,
@@ -37,6 +25,7 @@ from backend_client.bulk.output import (
     finish,
     read_receipts,
 )
+from backend_client.bulk.readers import survey
 from backend_client.bulk.stores import OutputFailed, Store, open_store, prove_exclusive
 from backend_client.bulk.worker import Executor, Worker, WorkerLost
 from backend_client.errors import (
@@ -55,6 +44,7 @@ _FATAL = (AuthenticationFailed, ConfigurationError, NPUUnavailableError, OutputF
 # Before a fragment that failed is tried again; doubled each time.
 _FIRST_PAUSE_S = 1.0
 _LAST_PAUSE_S = 30.0
+_JOB = "_job.json"
 
 
 class TooManyRejected(NPUError):
@@ -65,22 +55,24 @@ class Driver:
     """One run over the fragments that have no file yet.
 
     `attempts`: a fragment that failed so often is quarantined. `deaths`: fragments with which earlier processes died
-    are processed last and alone, so that the one which kills this process holds up no other. `report` is called after
-    each change. `check` raises TooManyRejected.
+    are processed last and, where a death ends this process, alone: so the one which kills holds up no other. `report`
+    is called after each change. `check` raises TooManyRejected.
     """
 
     def __init__(
         self,
         executor: Executor,
+        job: BulkJob,
         progress: Progress,
         *,
         attempts: int,
         report: Callable[[Progress], None],
-        check: Callable[[Progress], None],
+        check: Callable[[], None],
         deaths: Mapping[str, int] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._executor = executor
+        self._job = job
         self._progress = progress
         self._attempts = attempts
         self._report = report
@@ -116,21 +108,21 @@ class Driver:
             self._progress.running = 0
 
     def _may_begin(self, fragment: Fragment, running: Collection[Fragment]) -> bool:
-        alone = any(part.id in self._deaths for part in (fragment, *running))
+        alone = not self._executor.isolated and any(part.id in self._deaths for part in (fragment, *running))
         return len(running) < (min(1, self._executor.slots) if alone else self._executor.slots)
 
     async def _attempt(self, fragment: Fragment) -> Receipt:
         failed = self._failed[fragment.id]
         if failed:
             await self._sleep(min(_FIRST_PAUSE_S * 2 ** (failed - 1), _LAST_PAUSE_S))
-        return await self._executor.submit(fragment)
+        return await self._executor.submit(self._job, fragment)
 
     def _settle(self, fragment: Fragment, task: asyncio.Task[Receipt], done_before: int) -> bool:
         """Record the outcome of an attempt. Returns whether the fragment is to be tried again."""
         error = task.exception()
         if error is None:
             self._progress.add(task.result())
-            self._check(self._progress)
+            self._check()
             return False
         if isinstance(error, InputChanged):
             raise ConfigurationError(str(error))
@@ -151,26 +143,52 @@ class Driver:
         return False
 
 
-# How many rejected rows a job accepts: checked while it runs, and judged when it is complete.
+# A job as its output describes it, and how many rejected rows it accepts.
 
 
-def rejection_check(share: float, fragments: Sequence[Fragment]) -> Callable[[Progress], None]:
-    """Raises TooManyRejected once more rows are rejected than the share of all; their number may be an estimate.
+@dataclass(slots=True)
+class OpenedJob:
+    """A job of an output: all `fragments`, those of this shard (`mine`), and of these the ones without a file (`todo`).
 
-    Files that are damaged or end early do not end a run: they are counted when all others are done.
+    `progress` has the sums over the others, which have one.
     """
-    known = sum(fragment.rows for fragment in fragments if fragment.rows is not None)
-    unknown = sum(fragment.rows is None for fragment in fragments)
 
-    def check(progress: Progress) -> None:
-        rejected = progress.rejected - progress.incomplete
-        seen = progress.rows + rejected
-        # Of files without a row count, as many rows in each fragment as there were on average so far.
-        expected = known if not unknown else max(seen, seen * len(fragments) / max(1, progress.done))
-        if rejected > share * expected:
-            raise TooManyRejected(_message(progress, share))
+    store: Store
+    job: BulkJob
+    fragments: list[Fragment]
+    mine: list[Fragment]
+    todo: list[Fragment]
+    progress: Progress
 
-    return check
+    def check(self, share: float) -> None:
+        """Raise TooManyRejected once more rows are rejected than the share of all.
+
+        Files that are damaged or end early do not end a run: they are counted when all others are done.
+        """
+        rejected = self.progress.rejected - self.progress.incomplete
+        if rejected > share * sum(fragment.rows for fragment in self.mine):
+            raise TooManyRejected(_message(self.progress, share))
+
+    def finish_if_complete(self) -> bool:
+        """Write `_SUCCESS` if every fragment of the job has a file; return whether the job is complete."""
+        present = self.store.names()
+        if SUCCESS in present:
+            return True
+        if any(fragment.name not in present for fragment in self.fragments):
+            return False
+        finish(self.store, self.fragments, self.progress.receipts)
+        return True
+
+
+def _opened(store: Store, job: BulkJob, fragments: list[Fragment], shard: tuple[int, int] | None) -> OpenedJob:
+    # Every nth of the plan, so that shards differ by one at most.
+    mine = fragments if shard is None else fragments[shard[0] :: shard[1]]
+    present = store.names()
+    progress = Progress(len(mine))
+    for receipt in read_receipts(store, [part for part in mine if part.name in present]):
+        progress.add(receipt)
+    todo = [part for part in mine if part.name not in present]
+    return OpenedJob(store, job, fragments, mine, todo, progress)
 
 
 def verdict(share: float, progress: Progress) -> tuple[ExitCode, str]:
@@ -190,103 +208,6 @@ def _message(progress: Progress, share: float) -> str:
         f"{progress.rejected} rows are rejected, more than {share:.3%} of them: see _rejected/; "
         "increase --max-rejected and run the same command to continue"
     )
-
-
-# A job as its output describes it: opened or created, planned, and split into what is done and what is left.
-
-_JOB, _PLAN = "_job.json", "_plan.json"
-
-
-@dataclass(slots=True)
-class OpenedJob:
-    """A job of an output: all `fragments`, those of this shard (`mine`), and of these the ones without a file (`todo`).
-
-    `receipts` are those of earlier runs, by fragment; `progress` has the sums over them.
-    """
-
-    store: Store
-    fragments: list[Fragment]
-    mine: list[Fragment]
-    todo: list[Fragment]
-    receipts: dict[str, Receipt]
-    progress: Progress
-
-    @classmethod
-    def read(cls, store: Store, plan: bytes, shard: tuple[int, int] | None) -> Self:
-        """The job of an output that has a plan."""
-        fragments = load_plan(plan)
-        mine, present = of_shard(fragments, shard), store.names()
-        done = [part for part in mine if part.name in present]
-        receipts = read_receipts(store, done)
-        progress = Progress(len(mine))
-        for receipt in receipts.values():
-            progress.add(receipt, before=True)
-        # A writer may have died before its receipt: the fragment is done all the same.
-        progress.done = len(done)
-        return cls(store, fragments, mine, [part for part in mine if part.name not in present], receipts, progress)
-
-    def finish_if_complete(self) -> bool:
-        """Write `_SUCCESS` if every fragment of the job has a file; return whether the job is complete."""
-        present = self.store.names()
-        if SUCCESS in present:
-            return True
-        if any(fragment.name not in present for fragment in self.fragments):
-            return False
-        finish(self.store, self.fragments, self.receipts)
-        return True
-
-
-async def _describe(request: BulkRequest, store: Store, worker: Executor) -> BulkJob:
-    """Return the job of the output, which is created for the request if there is none.
-
-    Raises ConfigurationError when the output holds another job than the request asks for.
-    """
-    check_apart(request.source, request.out)
-    files = await in_daemon_thread(lambda: list_inputs(request.source), "list input")
-    listing = listing_digest(files)
-    # Listed first: another driver may describe the job meanwhile, and plans and writes only after that.
-    present = await in_daemon_thread(store.names, "list output")
-    data = await in_daemon_thread(lambda: store.read(_JOB), "read job")
-    if data is None:
-        _check_empty(present, request.out)
-        probe = await worker.probe(None)
-        job = request.job(listing, model=probe.model, space=probe.space, dimensions=probe.dimensions)
-        job = await in_daemon_thread(lambda: with_columns(job, files), "find columns")
-        await in_daemon_thread(lambda: store.create(_JOB, job.dump()), "describe job")
-        # Of two drivers that start at once, both take the description that was written first.
-        data = await in_daemon_thread(lambda: store.read(_JOB), "read job")
-    stored = BulkJob.load(data or b"", f"{request.out}/{_JOB}")
-    model = request.model or stored.model
-    wanted = request.job(listing, model=model, space=stored.space, dimensions=stored.dimensions)
-    # Columns are determined only once: the equal listing shows that the files are the same.
-    if differences := stored.differences(replace(wanted, schema=stored.schema, json_types=stored.json_types)):
-        lines = "\n  ".join(differences)
-        raise ConfigurationError(
-            f"{request.out} holds another job:\n  {lines}\nrun it with what _job.json says, or choose another output"
-        )
-    return stored
-
-
-def _check_empty(present: Collection[str], out: str) -> None:
-    """Raise ConfigurationError for an output in which a new job would mix its data with other."""
-    others = sorted(name for name in present if name in {_PLAN, SUCCESS} or name.endswith(".parquet"))
-    if others:
-        raise ConfigurationError(
-            f"{out} has no {_JOB}, but holds {others[0]}, which would be taken for data of this job: choose another "
-            "output, or empty it"
-        )
-
-
-def _open(request: BulkRequest, job: BulkJob, store: Store) -> OpenedJob:
-    """Plan the fragments of the job unless its output has a plan. Raises ConfigurationError if the input changed."""
-    data = store.read(_PLAN)
-    if data is None:
-        files = list_inputs(request.source)
-        if listing_digest(files) != job.listing:
-            raise ConfigurationError("the input changed while the job was planned: run it again")
-        store.create(_PLAN, dump_plan(plan(files, job.rows_per_fragment)))
-        data = store.read(_PLAN) or b""
-    return OpenedJob.read(store, data, request.shard)
 
 
 # A run of a job from its request to its report.
@@ -309,21 +230,22 @@ async def run_job(
     worker = executor or Worker(request, settings or ClientSettings.load())
     began = time.monotonic()
     report = on_progress or (lambda _: None)
-    excluded: tuple[str, ...] = ()
     code, message = ExitCode.COMPLETE, ""
     try:
         store = await in_daemon_thread(lambda: open_store(request.out), "open output")
-        finished = await in_daemon_thread(lambda: _check_output(store, request.out), "look at output")
-        described = await _describe(request, store, worker)
-        job = await in_daemon_thread(lambda: _open(request, described, store), "plan")
+        # The output of a complete job may be read-only; others are tried.
+        finished = await in_daemon_thread(lambda: all(store.has(name) for name in (SUCCESS, _JOB)), "look at output")
+        if not finished:
+            await in_daemon_thread(lambda: prove_exclusive(store, request.out), "try output")
+        job, excluded = await _described(request, store, worker)
         progress = job.progress
         report(progress)
         if job.todo:
             if finished:  # Somebody removed files of it.
                 await in_daemon_thread(lambda: prove_exclusive(store, request.out), "try output")
-            # The nodes may have changed since the job was described; vectors of another space end the run here.
-            excluded = (await worker.probe(described)).excluded
-            await worker.begin(described)
+            if excluded is None:
+                # The nodes may have changed since the job was described; vectors of another space end the run here.
+                excluded = (await worker.probe(job.job)).excluded
             try:
                 await _drive(request, job, worker, report)
             except TooManyRejected as error:
@@ -340,7 +262,52 @@ async def run_job(
         if finished and not job.todo:
             message = message or "the job was finished before: nothing was left to do"
     seconds = round(time.monotonic() - began, 3)
-    return progress.report(code, message, success=success, excluded=excluded, seconds=seconds)
+    return progress.report(code, message, success=success, excluded=excluded or (), seconds=seconds)
+
+
+async def _described(request: BulkRequest, store: Store, worker: Executor) -> tuple[OpenedJob, tuple[str, ...] | None]:
+    """Return the job of the output, which is created for the request if there is none: then with the excluded nodes.
+
+    Raises ConfigurationError when the output holds another job than the request asks for.
+    """
+    check_apart(request.source, request.out)
+    files = await in_daemon_thread(lambda: list_inputs(request.source), "list input")
+    # Listed first: another driver may describe the job meanwhile, and writes only after that.
+    present = await in_daemon_thread(store.names, "list output")
+    data = await in_daemon_thread(lambda: store.read(_JOB), "read job")
+    excluded = None
+    if data is None:
+        _check_empty(present, request.out)
+        probe = await worker.probe(None)
+        wanted = request.job(model=probe.model, space=probe.space, dimensions=probe.dimensions)
+        content = await in_daemon_thread(lambda: BulkJob.dump(*survey(wanted, files)), "look at input")
+        if await in_daemon_thread(lambda: store.create(_JOB, content), "describe job"):
+            excluded = probe.excluded
+        # Of two drivers that start at once, both take the description that was written first.
+        data = await in_daemon_thread(lambda: store.read(_JOB), "read job")
+    stored, fragments = load_job(data or b"", f"{request.out}/{_JOB}")
+    asked = request.job(model=request.model or stored.model, space=stored.space, dimensions=stored.dimensions)
+    # Columns are determined only once: the equal files show that they are the same.
+    differences = stored.differences(replace(asked, schema=stored.schema, json_types=stored.json_types))
+    known = {fragment.file for fragment in fragments}
+    if changed := sorted(file.url for file in known.symmetric_difference(files)):
+        differences.append(f"files: {changed[0]} is new, gone or changed since _job.json was written")
+    if differences:
+        lines = "\n  ".join(differences)
+        raise ConfigurationError(
+            f"{request.out} holds another job:\n  {lines}\nrun it with what _job.json says, or choose another output"
+        )
+    return await in_daemon_thread(lambda: _opened(store, stored, fragments, request.shard), "open job"), excluded
+
+
+def _check_empty(present: Collection[str], out: str) -> None:
+    """Raise ConfigurationError for an output in which a new job would mix its data with other."""
+    others = sorted(name for name in present if name == SUCCESS or name.endswith(".parquet"))
+    if others:
+        raise ConfigurationError(
+            f"{out} has no {_JOB}, but holds {others[0]}, which would be taken for data of this job: choose another "
+            "output, or empty it"
+        )
 
 
 async def status(request: BulkRequest) -> BulkReport:
@@ -348,39 +315,35 @@ async def status(request: BulkRequest) -> BulkReport:
 
     Raises ConfigurationError when there is no job.
     """
-    return await in_daemon_thread(lambda: _read_status(request), "read output")
 
+    def look() -> BulkReport:
+        store = open_store(request.out)
+        data = store.read(_JOB)
+        if data is None:
+            raise ConfigurationError(f"{request.out} holds no job")
+        job = _opened(store, *load_job(data, f"{request.out}/{_JOB}"), request.shard)
+        code, message = verdict(request.max_rejected, job.progress)
+        if job.todo:
+            code, message = ExitCode.INCOMPLETE, "the job is not complete: the same command without --status continues"
+        return job.progress.report(code, message, success=store.has(SUCCESS))
 
-def _read_status(request: BulkRequest) -> BulkReport:
-    store = open_store(request.out)
-    plan = store.read(_PLAN)
-    if plan is None:
-        raise ConfigurationError(f"{request.out} holds no job")
-    job = OpenedJob.read(store, plan, request.shard)
-    code, message = verdict(request.max_rejected, job.progress)
-    if job.todo:
-        code, message = ExitCode.INCOMPLETE, "the job is not complete: the same command without --status continues"
-    return job.progress.report(code, message, success=store.has(SUCCESS))
-
-
-def _check_output(store: Store, out: str) -> bool:
-    """Return whether an earlier run has completed the job: its output may be read-only. Other outputs are tried."""
-    finished = all(store.has(name) for name in (SUCCESS, _JOB, _PLAN))
-    if not finished:
-        prove_exclusive(store, out)
-    return finished
+    return await in_daemon_thread(look, "read output")
 
 
 async def _drive(request: BulkRequest, job: OpenedJob, worker: Executor, report: OnProgress) -> None:
     """Process the fragments that are left. Raises TooManyRejected, also for the rejections of earlier runs."""
-    check = rejection_check(request.max_rejected, job.mine)
-    check(job.progress)
-    # On Ray a death ends the process of one fragment, and the driver counts it.
-    known = (
-        await in_daemon_thread(lambda: deaths(job.store, job.todo), "find deaths") if isinstance(worker, Worker) else {}
-    )
+    job.check(request.max_rejected)
+    known = await in_daemon_thread(lambda: deaths(job.store, job.todo), "find deaths")
     for part in job.todo:
         if part.id in known:
             log.warning("a run ended, or still works, on %s %d-%d: done last", part.file.url, part.start, part.stop)
-    driver = Driver(worker, job.progress, attempts=request.attempts, report=report, check=check, deaths=known)
+    driver = Driver(
+        worker,
+        job.job,
+        job.progress,
+        attempts=request.attempts,
+        report=report,
+        check=lambda: job.check(request.max_rejected),
+        deaths=known,
+    )
     await driver.run(job.todo)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import secrets
 import tempfile
@@ -10,16 +11,40 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from backend_client.bulk.optional import file_system
-from backend_client.errors import ConfigurationError, NPUError
-from backend_client.lifetime import map_in_daemon_threads
+from backend_client.errors import INSTALL_EXTRA, ConfigurationError, NPUError
 
-_READS_AT_ONCE = 32
 _TEMPORARY = ".tmp-"
 
 
 class OutputFailed(NPUError):
     """The output cannot be written: the disk is full or read-only, or its store refuses. The run stops."""
+
+
+def need(module: str, extra: str = "bulk") -> Any:
+    """A module of an extra, so that the base of the client works without it. Raises ConfigurationError without it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        missing = error.name or module
+    raise ConfigurationError(f"{missing} is missing: {INSTALL_EXTRA.format(extra)}")
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """fsspec's file system for a path or URL, and the path in it.
+
+    Raises ConfigurationError for a scheme that fsspec does not know, or whose package is not installed.
+    """
+    fsspec = need("fsspec")
+    try:
+        found, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        problem = str(error)
+    else:
+        # Listings are cached by default: a run must see what other runs commit.
+        found.use_listings_cache = False
+        found.invalidate_cache()
+        return found, path
+    raise ConfigurationError(f"{url.partition('://')[0]} cannot be opened: {problem}")
 
 
 def open_store(url: str) -> Store:
@@ -61,13 +86,9 @@ class Store:
             return False
         return True
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write a file, or replace it. For what can be made again: a loss of power may leave it empty."""
-        self._system.pipe_file(self._path(name), data)
-
     def count(self, name: str) -> None:
         """Make a file one byte longer."""
-        self.put(name, (self.read(name) or b"") + b"x")
+        self._system.pipe_file(self._path(name), (self.read(name) or b"") + b"x")
 
     def read(self, name: str) -> bytes | None:
         """The content of a file; None where there is none."""
@@ -116,10 +137,15 @@ class LocalStore(Store):
     """A directory, on this machine or shared by several: files get their names by `link`, which never replaces."""
 
     def create(self, name: str, data: bytes) -> bool:
-        return self.commit(self._written(name, data), name)
-
-    def put(self, name: str, data: bytes) -> None:
-        self._written(name, data).replace(self._path(name))
+        # Another prefix than that of data files: a process that completes the job must not sweep it away.
+        path = self._hidden(f".small-{secrets.token_hex(8)}")
+        Path(self._path(name)).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.write_bytes(data)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return self.commit(path, name)
 
     def count(self, name: str) -> None:
         # In place: a hidden file of a process that dies here would stay.
@@ -153,17 +179,6 @@ class LocalStore(Store):
         for path in Path(self._root).glob(f"{_TEMPORARY}*"):
             path.unlink(missing_ok=True)
 
-    def _written(self, name: str, data: bytes) -> Path:
-        # Another prefix than that of data files: a process that completes the job must not sweep it away.
-        path = self._hidden(f".small-{secrets.token_hex(8)}")
-        Path(self._path(name)).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            path.write_bytes(data)
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-        return path
-
     def _hidden(self, name: str) -> Path:
         root = Path(self._root)
         root.mkdir(parents=True, exist_ok=True)
@@ -195,10 +210,3 @@ def prove_exclusive(store: Store, url: str) -> None:
             return
         problem = f"{url} cannot refuse a second writer of a name, so rows could be written twice: choose another store"
     raise ConfigurationError(problem)
-
-
-def read_many(store: Store, names: Iterable[str]) -> dict[str, bytes]:
-    """The content of many small files; those that are gone are left out."""
-    wanted = list(names)
-    read = zip(wanted, map_in_daemon_threads(store.read, wanted, _READS_AT_ONCE, "reads"), strict=True)
-    return {name: data for name, data in read if data is not None}

@@ -130,6 +130,12 @@ class Browser:
                 break
         return found
 
+    def assert_accessible(self, axe, widths):
+        for width in widths:
+            self.size(width, 900)
+            assert self.overflow() == 0, width
+            assert self.violations(axe) == []
+
     def _violations(self, axe):
         self.run(axe)
         result = self.driver.execute_async_script(

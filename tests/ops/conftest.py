@@ -12,8 +12,9 @@ import pytest
 from tests.ops.containers import DEBIAN_12, DEBIAN_13, Machine, booted, missing_tools, run
 from tests.ops.playbook import BIN, ROOT, Outcome, play, role_runner, write_inventory
 from tests.ops.scripted import booted_scripted, script_devices
-from tests.support.foreign import kept
+from tests.support.foreign import kept, npm_packages
 
+HERE = Path(__file__).parent
 KEY = "ops-test-key-0123456789abcdef"
 EMBEDDER = "all-minilm-l6-v2"
 RUNBOOKS = "https://git.example.net/npu-node/docs/monitoring.md"
@@ -30,13 +31,24 @@ def pytest_collection_modifyitems(items):
             item.add_marker("machines")
 
 
+@pytest.fixture(scope="session")
+def axe():
+    packages = npm_packages(HERE / "npm" / "package.json")
+    return (packages / "node_modules" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
+
+
 @pytest.fixture
 def browser(tmp_path):
+    """At the end nothing may have gone wrong in it.
+
+    A test that starts what it looks at leaves the page before that ends; what went wrong is then what `leave` returns.
+    """
     pytest.importorskip("selenium", reason="NOT RUN: the dashboard's browser is driven by selenium; install '.[ops]'")
     from tests.ops.browser import chromium
 
     with chromium(tmp_path / "profile") as running:
         yield running
+        assert running.leave() == []
 
 
 @pytest.fixture(scope="session")

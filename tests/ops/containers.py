@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.support.foreign import kept
@@ -71,15 +72,17 @@ DEBIAN_12 = Distribution("debian12", "bookworm", "3.11")
 DEBIAN_13 = Distribution("debian13", "trixie", "3.13")
 
 
+def missing(tools, packages):
+    """Which tools this machine lacks, in words; None if none."""
+    absent = [tool for tool in tools if shutil.which(tool) is None]
+    return f"{', '.join(absent)} not installed (apt-get install {packages})" if absent else None
+
+
 def missing_tools():
     """What this machine lacks for such containers, in words; None if nothing."""
-    absent = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if absent:
-        packages = "podman runc mmdebstrap netavark aardvark-dns openssh-client"
-        return f"{', '.join(absent)} not installed (apt-get install {packages})"
     if os.geteuid() != 0:
         return "containers that boot systemd need root here"
-    return None
+    return missing(TOOLS, "podman runc mmdebstrap netavark aardvark-dns openssh-client")
 
 
 def run(*command, timeout=HANG_S, check=True, **options):
@@ -139,6 +142,19 @@ def ssh_key():
     return kept("ops-ssh", generate) / "key"
 
 
+def ssh_variables(host, key, options, **more):
+    """What Ansible needs to reach a machine as root."""
+    return {
+        "ansible_connection": "ssh",
+        "ansible_host": host,
+        "ansible_user": "root",
+        "ansible_ssh_private_key_file": str(key),
+        "ansible_ssh_common_args": options,
+        "ansible_timeout": 60,
+        **more,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """A booted container; `address` is its own, reached from this machine alone."""
@@ -149,16 +165,8 @@ class Machine:
 
     def variables(self):
         """What Ansible needs to reach it: by SSH, as it reaches a real one. Its host key is as new as the machine."""
-        return {
-            "ansible_connection": "ssh",
-            "ansible_host": self.address,
-            "ansible_user": "root",
-            "ansible_ssh_private_key_file": str(ssh_key()),
-            "ansible_ssh_common_args": (
-                "-o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no -o LogLevel=ERROR -o IdentitiesOnly=yes"
-            ),
-            "ansible_timeout": 60,
-        }
+        options = "-o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no -o LogLevel=ERROR -o IdentitiesOnly=yes"
+        return ssh_variables(self.address, ssh_key(), options)
 
     def run(self, *command, timeout=HANG_S, check=True):
         return run("podman", "exec", self.name, *command, timeout=timeout, check=check)
@@ -187,7 +195,7 @@ def booted(distribution, *mounts, name, supply=SUPPLIED):
         *_INIT,
     )
     try:
-        _wait_until_running(name)
+        wait_until_booted(partial(run, "podman", "exec", name), partial(_log_of, name))
         address = run("podman", "inspect", "--format={{.NetworkSettings.IPAddress}}", name).stdout.strip()
         machine = Machine(name, address, distribution)
         public = ssh_key().with_suffix(".pub").read_text(encoding="utf-8")
@@ -206,13 +214,18 @@ def _remove_machines_of_ended_runs():
             run("podman", "rm", "--force", "--ignore", "--time=5", *machine["Names"], check=False)
 
 
-def _wait_until_running(name):
-    deadline = time.monotonic() + HANG_S
+def _log_of(name):
+    log = run("podman", "logs", "--tail=30", name, check=False)
+    return log.stdout + log.stderr
+
+
+def wait_until_booted(run_there, log, limit=HANG_S, alive=lambda: True):
+    """Wait until systemd has started all; `run_there` runs a command on the machine, `log` tells what it said."""
+    deadline = time.monotonic() + limit
     while True:
-        state = run("podman", "exec", name, "systemctl", "is-system-running", check=False).stdout.strip()
+        state = run_there("systemctl", "is-system-running", check=False).stdout.strip()
         if state in {"running", "degraded"}:
             return
-        if time.monotonic() > deadline:
-            log = run("podman", "logs", "--tail=30", name, check=False)
-            raise AssertionError(f"{name} did not boot; it is {state or 'silent'}:\n{log.stdout}{log.stderr}")
+        if not alive() or time.monotonic() > deadline:
+            raise AssertionError(f"the machine did not boot; it is {state or 'silent'}:\n{log()[-3000:]}")
         time.sleep(0.5)

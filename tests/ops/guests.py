@@ -3,11 +3,10 @@
 import contextlib
 import shutil
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.ops.containers import HANG_S, run
+from tests.ops.containers import HANG_S, missing, run, ssh_variables, wait_until_booted
 from tests.support.foreign import kept
 from tests.support.ports import free_port
 
@@ -53,12 +52,7 @@ _BOOT_TIMEOUT_S = 1200
 
 def missing_tools():
     """What this machine lacks for such a guest, in words; None if nothing."""
-    absent = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if absent:
-        return (
-            f"{', '.join(absent)} not installed (apt-get install qemu-system-x86 mmdebstrap e2fsprogs openssh-client)"
-        )
-    return None
+    return missing(TOOLS, "qemu-system-x86 mmdebstrap e2fsprogs openssh-client")
 
 
 def image():
@@ -111,15 +105,7 @@ class Guest:
 
     def variables(self):
         """What Ansible needs to reach it."""
-        return {
-            "ansible_connection": "ssh",
-            "ansible_host": "127.0.0.1",
-            "ansible_port": self.port,
-            "ansible_user": "root",
-            "ansible_ssh_private_key_file": str(self.key),
-            "ansible_ssh_common_args": " ".join(self.ssh_options()),
-            "ansible_timeout": 60,
-        }
+        return ssh_variables("127.0.0.1", self.key, " ".join(self.ssh_options()), ansible_port=self.port)
 
 
 @contextlib.contextmanager
@@ -129,7 +115,7 @@ def booted_guest(directory):
     port = free_port()
     console = directory / "console.log"
     machine = (
-        *(
+        *[
             "-machine",
             "q35,accel=tcg",
             "-cpu",
@@ -142,7 +128,7 @@ def booted_guest(directory):
             "none",
             "-monitor",
             "none",
-        ),
+        ],
         *("-device", "intel-iommu", "-device", f"{DEVICE},addr=0b.0", "-device", "virtio-rng-pci"),
         *("-drive", f"file={made / 'disk'},format=raw,if=virtio", "-snapshot", "-kernel", made / "start"),
         *("-netdev", f"user,id=net,hostfwd=tcp:127.0.0.1:{port}-:22", "-device", "virtio-net-pci,netdev=net"),
@@ -151,20 +137,10 @@ def booted_guest(directory):
     process = subprocess.Popen(["qemu-system-x86_64", *map(str, machine)], stdin=subprocess.DEVNULL)
     guest = Guest(port, made / "key", directory / "known_hosts")
     try:
-        _wait_until_running(guest, process, console)
+        wait_until_booted(
+            guest.run, lambda: console.read_text(errors="replace"), _BOOT_TIMEOUT_S, lambda: process.poll() is None
+        )
         yield guest
     finally:
         process.kill()
         process.wait()
-
-
-def _wait_until_running(guest, process, console):
-    deadline = time.monotonic() + _BOOT_TIMEOUT_S
-    while True:
-        state = guest.run("systemctl", "is-system-running", check=False).stdout.strip()
-        if state in {"running", "degraded"}:
-            return
-        if process.poll() is not None or time.monotonic() > deadline:
-            log = console.read_text(errors="replace")[-3000:] if console.exists() else "nothing"
-            raise AssertionError(f"the guest did not boot; it is {state or 'silent'}:\n{log}")
-        time.sleep(1)

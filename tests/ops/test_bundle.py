@@ -2,13 +2,12 @@
 
 import re
 import sys
-import time
 
 import pytest
 
+from tests.ops.calls import call, wait_until_ready
 from tests.ops.conftest import EMBEDDER, KEY, ROOT
-from tests.ops.containers import DEBIAN_13, HANG_S, bare_image, run
-from tests.ops.test_container_image import call
+from tests.ops.containers import DEBIAN_13, bare_image, run
 from tests.support.foreign import kept
 
 # An environment of 60 wheels is made and packed: several minutes of CPU time.
@@ -55,12 +54,10 @@ def test_it_serves_where_there_is_no_python(bundle, store):
         assert run("podman", "exec", name, "sh", "-c", "command -v python3", check=False).returncode != 0
         assert run("podman", "exec", name, "/opt/npu-node/npu-node", "--version").stdout.startswith("npu-node ")
         url = "http://" + run("podman", "port", name, "8081").stdout.strip()
-        deadline = time.monotonic() + HANG_S
-        while not ready(url):
-            assert time.monotonic() < deadline, run("podman", "logs", "--tail=30", name).stderr
-            time.sleep(0.5)
-        assert len(call(url + "/embeddings", {"texts": ["hello"]})["embeddings"][0]) == 384
+        wait_until_ready(url, KEY)
+        assert len(call(url + "/embeddings", KEY, {"texts": ["hello"]})[1]["embeddings"][0]) == 384
     finally:
+        print(run("podman", "logs", "--tail=30", name, check=False).stderr)
         run("podman", "rm", "--force", "--time=10", name, check=False)
 
 
@@ -73,10 +70,3 @@ def test_it_pulls_a_model_with_the_installer_that_it_brings(bundle, model_packag
         *(bare_image(DEBIAN_13), "/opt/npu-node/npu-node", "pull", "--model-store", "/models", EMBEDDER),
     )
     assert f"{EMBEDDER}: ready" in pulled.stdout + pulled.stderr
-
-
-def ready(url):
-    try:
-        return call(url + "/health")["status"] == "ready"
-    except OSError:
-        return False

@@ -5,19 +5,21 @@ import hashlib
 import json
 import re
 import tarfile
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.ops.calls import call, eventually, wait_until_ready
 from tests.ops.conftest import EMBEDDER, KEY
-from tests.ops.containers import DEBIAN_13, HANG_S, image, run
+from tests.ops.containers import DEBIAN_13, image, run
 from tests.support.foreign import environment
 from tests.support.nodes import start_node
 from tests.support.ports import free_port
+
+# What a container within a container may set; and no timer of systemd: the tests run the check.
+LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--health-interval=disable", "--runtime=runc")
+RIGHTS = ("--read-only", "--cap-drop=all", "--security-opt=no-new-privileges")
 
 # A build installs some 60 wheels into a new environment.
 pytestmark = pytest.mark.timeout(7200)
@@ -81,10 +83,7 @@ def container(built, store):
     name = "npu-ops-image"
     run("podman", "rm", "--force", "--ignore", name)
     run(
-        *("podman", "run", "--detach", f"--name={name}", "--read-only", "--cap-drop=all"),
-        *("--security-opt=no-new-privileges", "--runtime=runc", "--publish=127.0.0.1::8081"),
-        # What a container within a container may set; and no timer of systemd: the test runs the check.
-        *("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--health-interval=disable"),
+        *("podman", "run", "--detach", f"--name={name}", *RIGHTS, *LIMITS, "--publish=127.0.0.1::8081"),
         f"--volume={store.root}:/var/lib/npu-node/models:ro",
         f"--env=NPU_NODE_API_KEYS={KEY}",
         f'--env=NPU_NODE_MODELS=[{{"name": "{EMBEDDER}"}}]',
@@ -98,35 +97,13 @@ def container(built, store):
 
 
 def once(built, argument, *options, check=True):
-    limits = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--health-interval=disable")
-    return run("podman", "run", "--rm", "--runtime=runc", *limits, *options, built, argument, check=check)
-
-
-def call(url, body=None, key=KEY):
-    request = urllib.request.Request(  # noqa: S310
-        url,
-        None if body is None else json.dumps(body).encode(),
-        {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=HANG_S) as reply:  # noqa: S310
-        return json.load(reply)
-
-
-def wait_until(condition, what):
-    """Ask until it holds; what does not listen yet, or answers with an error, does not."""
-    deadline = time.monotonic() + HANG_S
-    while True:
-        with contextlib.suppress(OSError):
-            if condition():
-                return
-        assert time.monotonic() < deadline, f"there was no {what} within {HANG_S} s"
-        time.sleep(0.5)
+    return run("podman", "run", "--rm", *LIMITS, *options, built, argument, check=check)
 
 
 def test_it_serves_with_a_read_only_root_and_without_rights(container):
     name, url = container
-    wait_until(lambda: call(url + "/health")["status"] == "ready", "a ready node")
-    assert len(call(url + "/embeddings", {"texts": ["hello"]})["embeddings"][0]) == 384
+    wait_until_ready(url, KEY)
+    assert len(call(url + "/embeddings", KEY, {"texts": ["hello"]})[1]["embeddings"][0]) == 384
     assert run("podman", "exec", name, "id", "-u").stdout.strip() == "10001"
     assert run("podman", "exec", name, "touch", "/opt/x", check=False).returncode != 0
     run("podman", "healthcheck", "run", name)
@@ -145,8 +122,6 @@ def gateway(of, *options):
     """A gateway of this image in front of a real node of this machine, and a key of a team; its URL."""
     name = "npu-ops-image-gateway"
     run("podman", "rm", "--force", "--ignore", name)
-    limits = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--health-interval=disable", "--network=host")
-    rights = ("--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--runtime=runc")
     with start_node(NPU_NODE_MODELS=json.dumps([{"name": EMBEDDER, "placements": ["CPU"]}])) as node:
         port = free_port()
         variables = {
@@ -157,7 +132,8 @@ def gateway(of, *options):
         }
         given = [f"--env={key}={value}" for key, value in variables.items()]
         volume = "--volume=npu-ops-gateway:/var/lib/npu-gateway:U"
-        run("podman", "run", "--detach", f"--name={name}", *limits, *rights, volume, *given, *options, of, "serve")
+        limits = (*LIMITS, *RIGHTS, "--network=host", volume)
+        run("podman", "run", "--detach", f"--name={name}", *limits, *given, *options, of, "serve")
         try:
             key = run("podman", "exec", name, "npu-gateway", "keys", "add", "team-a").stdout.strip()
             yield name, f"http://127.0.0.1:{port}", key
@@ -167,30 +143,23 @@ def gateway(of, *options):
             run("podman", "volume", "rm", "--force", "npu-ops-gateway", check=False)
 
 
-def healthy(name):
-    return run("podman", "healthcheck", "run", name, check=False).returncode == 0
-
-
 def test_the_image_of_the_gateway_has_no_openvino_and_serves_with_keys(small):
     installed = once(small, "list", "--entrypoint=/opt/npu-node/bin/pip").stdout
     assert "limits" in installed
     assert "openvino" not in installed
     with gateway(small) as (name, url, key):
-        wait_until(lambda: healthy(name), "a healthy gateway")
+        eventually(lambda: run("podman", "healthcheck", "run", name, check=False).returncode == 0)
         body = {"model": EMBEDDER, "input": "hello"}
-        assert len(call(url + "/v1/embeddings", body, key=key)["data"][0]["embedding"]) == 384
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            call(url + "/v1/embeddings", body)
-        assert refused.value.code == 401
-        refused.value.close()
+        assert len(call(url + "/v1/embeddings", key, body)[1]["data"][0]["embedding"]) == 384
+        assert call(url + "/v1/embeddings", KEY, body)[0] == 401
         assert run("podman", "exec", name, "id", "-u").stdout.strip() == "10001"
 
 
 def test_the_image_of_the_node_runs_the_gateway_by_another_entry_point(built):
     with gateway(built, "--entrypoint=npu-gateway") as (_, url, key):
-        wait_until(lambda: call(url + "/health")["status"] == "ready", "a usable node")
+        wait_until_ready(url, None)
         body = {"model": EMBEDDER, "input": "hello"}
-        assert len(call(url + "/v1/embeddings", body, key=key)["data"][0]["embedding"]) == 384
+        assert len(call(url + "/v1/embeddings", key, body)[1]["data"][0]["embedding"]) == 384
 
 
 def test_it_brings_the_driver_that_was_verified(built):

@@ -9,11 +9,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
 
-from tests.support.foreign import npm_packages
 from tests.support.nodes import start_node
 from tests.support.ports import free_port
 
@@ -23,7 +21,6 @@ from tests.ops.browser import HANG_S
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(1500)]
 
-PACKAGES = Path(__file__).parent / "npm"
 EMBEDDER = '[{"name": "all-minilm-l6-v2"}]'
 EMBEDDER_ROW = '#models tr[data-key="all-minilm-l6-v2 CPU"]'
 # Held against the clock with --long only: on a shared machine it would fail for want of a core.
@@ -46,22 +43,6 @@ const seen = {
 };
 return row.className === "bad" && seen.words.includes("unreachable") && seen.problems.includes(url) && seen;
 """
-
-
-@pytest.fixture(scope="module")
-def axe():
-    packages = npm_packages(PACKAGES / "package.json")
-    return (packages / "node_modules" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def browser(browser):
-    """At the end nothing may have gone wrong in it.
-
-    A test that starts what it looks at leaves the page before that ends.
-    """
-    yield browser
-    assert browser.leave() == []
 
 
 def post(node, path, body, headers=None):
@@ -144,10 +125,7 @@ def test_it_is_accessible_in_both_schemes_and_at_every_width(browser, node, axe,
     browser.scheme(scheme)
     browser.open(node.url + "/dashboard")
     browser.wait(ALL_GOOD)
-    for width in WIDTHS:
-        browser.size(width, 900)
-        assert browser.overflow() == 0
-        assert browser.violations(axe) == []
+    browser.assert_accessible(axe, WIDTHS)
     paper = browser.run("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper[4:-1].split(","))) < 200) == (scheme == "dark")
 

@@ -1,6 +1,7 @@
 """The dashboard's page in a real Chromium, shown states that no healthy node has."""
 
 import time
+from contextlib import contextmanager
 
 import pytest
 from aiohttp import web
@@ -22,12 +23,20 @@ SIGNS = {
 }
 
 
+@contextmanager
+def shown(browser, scripted, path="/dashboard", until="return document.querySelector('#models tbody tr')"):
+    """The page of this server, once it shows what the script `until` looks for; it must leave no error."""
+    with served_in_thread(scripted) as url:
+        browser.open(url + path)
+        browser.wait(until)
+        yield
+        assert browser.leave() == []
+
+
 def test_every_state_has_its_sign_its_word_and_its_reason(browser):
     models = [model(f"m-{state}", engine(state), state="ready" if state == "ready" else "degraded") for state in SIGNS]
     models.append(model("m-again", engine("starting", reason="starting again after: the engine process died")))
-    with served_in_thread(ScriptedState(state_of(models))) as url:
-        browser.open(url + "/dashboard")
-        browser.wait("return document.querySelector('#models tbody tr')")
+    with shown(browser, ScriptedState(state_of(models))):
         for state, (level, word) in {**SIGNS, "again": ("bad", "restarting")}.items():
             row = f'#models tr[data-key="m-{state} NPU"]'
             mark = browser.run(
@@ -42,7 +51,6 @@ def test_every_state_has_its_sign_its_word_and_its_reason(browser):
             assert f"m-{state} on NPU" in problems
         assert "a reason; next try in 13 s" in browser.text('#models tr[data-key="m-quarantined NPU"]')
         browser.wait("return document.title.startsWith('■ 6 · ')")
-        assert browser.leave() == []
 
 
 def test_what_a_node_reports_stays_text_and_fits_at_every_width(browser):
@@ -50,9 +58,7 @@ def test_what_a_node_reports_stays_text_and_fits_at_every_width(browser):
         model(HOSTILE, engine("ready"), engine("quarantined", "CPU", reason=HOSTILE)),
         model(LONG, engine("failed")),
     ]
-    with served_in_thread(ScriptedState(state_of(models))) as url:
-        browser.open(url + "/dashboard")
-        browser.wait("return document.querySelector('#models tbody tr')")
+    with shown(browser, ScriptedState(state_of(models))):
         assert browser.text("#name") == HOSTILE
         assert HOSTILE in browser.text("#models")
         assert HOSTILE in browser.text("#routes")
@@ -60,7 +66,6 @@ def test_what_a_node_reports_stays_text_and_fits_at_every_width(browser):
             browser.size(width, 900)
             assert browser.overflow() == 0, width
         assert browser.run("return [window.hit ?? null, document.images.length]") == [None, 0]
-        assert browser.leave() == []
 
 
 def test_a_node_that_stops_answering_is_not_shown_as_if_it_did(browser):
@@ -79,18 +84,16 @@ def test_a_node_that_stops_answering_is_not_shown_as_if_it_did(browser):
             "return document.title.startsWith('●') && !document.getElementById('silence').checkVisibility()"
             " && document.getElementById('models').innerText === 'No model is configured.'"
         )
+        browser.leave()
 
 
 def test_a_state_that_lacks_fields_shows_what_there_is(browser):
     """As from a node of another version, in a fleet that is being upgraded."""
     scripted = ScriptedState({"kind": "node", "name": "odd", "at": time.time(), "status": "ready"})
-    with served_in_thread(scripted) as url:
-        browser.open(url + "/dashboard")
-        browser.wait("return document.getElementById('name').innerText === 'odd'")
+    with shown(browser, scripted, until="return document.getElementById('name').innerText === 'odd'"):
         assert browser.text("#models") == "No model is configured."
         assert "NaN" not in browser.text("body")
         assert "undefined" not in browser.text("body")
-        assert browser.leave() == []
 
 
 @pytest.mark.parametrize(
@@ -108,13 +111,12 @@ def test_one_line_says_what_serves_and_where(browser, serving, words):
         | {"device": "NPU" if serves else None}
         for number, serves in enumerate(serving)
     ]
-    with served_in_thread(ScriptedState(state_of(models, "ready" if all(serving) else "degraded"))) as url:
-        browser.open(url + "/dashboard")
-        browser.wait("return document.querySelector('#verdict .mark')")
+    scripted = ScriptedState(state_of(models, "ready" if all(serving) else "degraded"))
+    with shown(browser, scripted, until="return document.querySelector('#verdict .mark')"):
         assert browser.text("#verdict") == words
-        assert browser.leave() == []
 
 
+FAULTS_SHOWN = "return document.getElementById('faults').checkVisibility()"
 FAULTS = ["garbage device=NPU beyond_tokens=500", HOSTILE]
 MADE = "2026-09-01T10:00:00+00:00"
 # The level, the word and what is said of why, by what a node says.
@@ -141,9 +143,7 @@ def test_each_device_says_how_it_was_certified_and_only_a_loss_needs_attention(b
             models.append(model(f"m-{state}", never, state="ready") | {"excluded": [excluded]})
         else:
             models.append(model(f"m-{state}", engine("ready", **passport), never, state="ready"))
-    with served_in_thread(ScriptedState(state_of(models, "ready"))) as url:
-        browser.open(url + "/dashboard")
-        browser.wait("return document.querySelector('#models tbody tr')")
+    with shown(browser, ScriptedState(state_of(models, "ready"))):
         cell = 'return document.querySelector(`#models tr[data-key="${arguments[0]}"] td[data-label=Certified]`)'
         for state, (level, word, _, why) in CERTIFIED.items():
             mark = browser.run(cell + ".querySelector('.mark').className", f"m-{state} NPU")
@@ -160,16 +160,13 @@ def test_each_device_says_how_it_was_certified_and_only_a_loss_needs_attention(b
         assert "m-limited" not in problems
         assert "CPU" not in problems
         browser.wait("return document.title.startsWith('▲ 2 · ')")
-        assert browser.leave() == []
 
 
 def test_a_model_that_no_device_may_run_is_shown_and_red(browser):
     excluded = [{"device": "NPU", "emulated": False, "reason": "too big", **certified("not certified")}]
     gone = model("gone", state="failed") | {"kind": None, "reason": "its weights are missing", "queue_depth": 0}
     models = [gone | {"id": "barred", "reason": "no placement", "excluded": excluded}, gone]
-    with served_in_thread(ScriptedState(state_of(models, "failed"))) as url:
-        browser.open(url + "/dashboard")
-        browser.wait("return document.querySelector('#models tbody tr')")
+    with shown(browser, ScriptedState(state_of(models, "failed"))):
         rows = browser.run(
             "return [...document.querySelectorAll('#models tbody tr')].map(r => [r.className, r.innerText])"
         )
@@ -179,7 +176,6 @@ def test_a_model_that_no_device_may_run_is_shown_and_red(browser):
         assert "barred: not serving" in browser.text("#problems")
         assert "undefined" not in browser.text("body")
         assert "null" not in browser.text("#models")
-        assert browser.leave() == []
 
 
 @pytest.mark.parametrize("fleet", [False, True])
@@ -188,19 +184,16 @@ def test_faults_on_demand_are_a_banner_and_stay_text(browser, fleet):
     state, name = node, "This node"
     if fleet:
         name = "http://10.0.0.1:8081"
-        shown = {"url": name, "status": "ready", "usable": True, "breaker": "closed", "trouble": None, "state": node}
-        state = {"kind": "fleet", "at": node["at"], "version": "1", "nodes": [shown]}
+        row = {"url": name, "status": "ready", "usable": True, "breaker": "closed", "trouble": None, "state": node}
+        state = {"kind": "fleet", "at": node["at"], "version": "1", "nodes": [row]}
     scripted = ScriptedState(state)
-    with served_in_thread(scripted) as url:
-        browser.open(url + "/dashboard")
-        browser.wait("return document.getElementById('faults').checkVisibility()")
+    with shown(browser, scripted, until=FAULTS_SHOWN):
         banner = browser.text("#faults")
         assert banner.startswith(f"{name} has faults on demand: {FAULTS[0]}; ")
         assert HOSTILE in banner
         assert browser.run("return window.hit ?? null") is None
         scripted.state = state | {"faults": []} if not fleet else state | {"nodes": []}
         browser.wait("return !document.getElementById('faults').checkVisibility()")
-        assert browser.leave() == []
 
 
 def test_the_playground_has_the_banner_too_and_names_the_faults_of_an_answer(browser):
@@ -215,10 +208,7 @@ def test_the_playground_has_the_banner_too_and_names_the_faults_of_an_answer(bro
 
     scripted = ScriptedState(state_of([model("m", engine("ready"), state="ready")], "ready") | {"faults": FAULTS})
     scripted.routes = [web.get("/v1/models", models), web.post("/v1/embeddings", embeddings)]
-    with served_in_thread(scripted) as url:
-        browser.open(url + "/play")
-        browser.wait("return document.getElementById('faults').checkVisibility()")
+    with shown(browser, scripted, "/play", until=FAULTS_SHOWN):
         assert browser.text("#faults").startswith("This node has faults on demand: garbage")
         browser.run("document.querySelector('#embeddings .run').click()")
         browser.wait("return document.getElementById('facts-list').innerText.includes('Faults on demand')")
-        assert browser.leave() == []

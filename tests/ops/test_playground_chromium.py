@@ -10,7 +10,6 @@ from aiohttp import web
 
 from tests.faults.scripted_node import served_in_thread
 from tests.ops.scripted_page import HOSTILE, ScriptedState, engine, model, state_of
-from tests.ops.test_dashboard_chromium import axe  # noqa: F401
 from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(900)]
@@ -53,7 +52,6 @@ def test_a_chat_is_streamed_and_stopped_by_key_or_button_and_its_route_is_shown(
         stop()
         browser.wait("return document.querySelector('#talk li:last-child .about').innerText.endsWith('stopped by you')")
     whole_node.wait_for(lambda body: all(model["in_flight"] == 0 for model in body["models"]))
-    assert browser.leave() == []
 
 
 def test_texts_are_compared_and_a_recording_is_transcribed(browser, whole_node):
@@ -78,7 +76,6 @@ def test_texts_are_compared_and_a_recording_is_transcribed(browser, whole_node):
         assert len(browser.wait("return document.getElementById('heard').innerText")) > 20
     assert "Rerank" not in tabs
     assert "npu-node pull ms-marco-minilm" in browser.text("#absent")
-    assert browser.leave() == []
 
 
 def test_the_same_call_runs_as_it_is_copied_and_holds_no_key(browser):
@@ -112,7 +109,7 @@ def test_the_same_call_runs_as_it_is_copied_and_holds_no_key(browser):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_accessible_and_fits_at_every_width_and_by_keyboard(browser, node, axe, scheme):  # noqa: F811
+def test_it_is_accessible_and_fits_at_every_width_and_by_keyboard(browser, node, axe, scheme):
     browser.scheme(scheme)
     browser.open(node.url + "/play")
     browser.wait(SHOWN)
@@ -121,11 +118,7 @@ def test_it_is_accessible_and_fits_at_every_width_and_by_keyboard(browser, node,
         browser.press("ARROW_RIGHT" if tab == "Embeddings" else "ARROW_LEFT")
         focused, outline = browser.focused()
         assert (focused, outline >= 2) == (f"tab-{tab.lower()}", True)
-        for width in (375, 800, 1280):
-            browser.size(width, 900)
-            assert browser.overflow() == 0, (tab, width)
-            assert browser.violations(axe) == []
-    assert browser.leave() == []
+        browser.assert_accessible(axe, (375, 800, 1280))
 
 
 class Scripted(ScriptedState):

@@ -28,7 +28,6 @@ from tests.support.gateway import start_gateway
 from tests.support.nodes import start_node
 from tests.support.speech import SPEECH
 from tests.support.whisper import MODEL as WHISPER
-from tests.support.whisper import install_whisper
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(2400)]
 
@@ -210,7 +209,7 @@ class Load(threading.Thread):
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory, store):
+def watched(tmp_path_factory, speech_store):
     """Prometheus, with two nodes under load, a service and a gateway that call them, and a node that is dead."""
     if shutil.which("prometheus") is None:
         pytest.skip("NOT RUN: the queries are asked of a real Prometheus; apt-get install prometheus")
@@ -220,7 +219,6 @@ def watched(tmp_path_factory, store):
     (sysfs / "npu_current_frequency_mhz").write_text("1400\n")
     npu_first = {"name": EMBEDDER, "placements": ["NPU", {"device": "CPU", "load": "eager"}], "npu_buckets": [32]}
     writer = {"name": WRITER, "placements": ["CPU"]}
-    install_whisper(store)
     listener = {"name": WHISPER, "placements": ["CPU"]}
     ranker = tmp_path_factory.mktemp("ranker") / "tiny"
     write_tiny(ranker)
@@ -228,6 +226,7 @@ def watched(tmp_path_factory, store):
         "NPU_NODE_NPU_EMULATION": "1",
         "NPU_NODE_MODELS": json.dumps([npu_first, writer, listener, {"path": str(ranker), "placements": ["CPU"]}]),
         "NPU_NODE_CANARY_INTERVAL_S": "5",
+        "NPU_NODE_MODEL_STORE": str(speech_store.root),
     }
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(start_node(**emulated))

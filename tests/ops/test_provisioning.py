@@ -3,15 +3,14 @@
 import json
 import socket
 import ssl
-import time
 import urllib.parse
-import urllib.request
 
 import numpy as np
 import pytest
 import testinfra
 
-from tests.ops.conftest import EMBEDDER, GENERATOR, KEY, RUNBOOKS, TRUSTED
+from tests.ops.calls import call, eventually, wait_until_ready
+from tests.ops.conftest import EMBEDDER, KEY, RUNBOOKS, TRUSTED
 from tests.ops.containers import DEBIAN_12, DEBIAN_13
 from worker_node.models.passports import PassportStore
 
@@ -29,23 +28,6 @@ def host(machine):
     return testinfra.get_host(f"podman://{machine.name}")
 
 
-def get(url, key=None, body=None, context=None):
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers=headers)  # noqa: S310
-    with urllib.request.urlopen(request, timeout=300, context=context) as reply:  # noqa: S310
-        return json.load(reply)
-
-
-def eventually(read, holds):
-    """Read until it holds, for what is told or measured every few seconds; return it. The limit is for a hang."""
-    deadline = time.monotonic() + 600
-    while not holds(found := read()):
-        assert time.monotonic() < deadline, found
-        time.sleep(1)
-    return found
-
-
 def properties(host, *names):
     shown = host.check_output("systemctl show npu-node.service --property=" + ",".join(names))
     return dict(line.split("=", 1) for line in shown.splitlines())
@@ -59,34 +41,10 @@ def test_it_is_checked_before_the_first_run_converges_and_changes_nothing_again(
     assert not any(fleet.repeated.changed.values()), fleet.repeated.changed_tasks()
 
 
-def test_its_properties_are_as_written(host):
-    assert host.service("npu-node").is_enabled
-    names = (
-        *("Type", "WatchdogUSec", "User", "NoNewPrivileges", "ProtectSystem", "ProtectHome", "DevicePolicy"),
-        *("CapabilityBoundingSet", "MemoryDenyWriteExecute", "PrivateDevices", "SupplementaryGroups", "NRestarts"),
-        *("StatusText", "KillMode"),
-    )
-    found = eventually(lambda: properties(host, *names), lambda shown: shown["StatusText"].startswith("ready; "))
-    del found["StatusText"]
-    assert found == {
-        "Type": "notify",
-        "WatchdogUSec": "30s",
-        "User": "npu-node",
-        "NoNewPrivileges": "yes",
-        "ProtectSystem": "strict",
-        "ProtectHome": "yes",
-        "DevicePolicy": "closed",
-        "CapabilityBoundingSet": "",
-        "MemoryDenyWriteExecute": "no",
-        "PrivateDevices": "no",
-        "SupplementaryGroups": "render",
-        "NRestarts": "0",
-        "KillMode": "mixed",
-    }
-
-
 def test_its_processes_have_no_rights(host):
-    pid = properties(host, "MainPID")["MainPID"]
+    service = properties(host, "MainPID", "NRestarts")
+    assert service["NRestarts"] == "0"
+    pid = service["MainPID"]
     status = dict(line.split(":", 1) for line in host.check_output(f"cat /proc/{pid}/status").splitlines())
     assert int(status["Uid"].split()[0]) == host.user("npu-node").uid
     assert {int(status[name].strip(), 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
@@ -94,47 +52,14 @@ def test_its_processes_have_no_rights(host):
     assert status["Seccomp"].strip() == "2"
 
 
-@pytest.mark.parametrize(
-    ("path", "mode", "user", "group"),
-    [
-        ("/etc/npu-node/node.toml", 0o644, "root", "root"),
-        ("/etc/npu-node/api_keys", 0o600, "root", "root"),
-        ("/etc/npu-node/tls/key.pem", 0o640, "root", None),
-        ("/etc/systemd/system/npu-node.service", 0o644, "root", "root"),
-        ("/var/lib/npu-node", 0o750, "npu-node", "npu-node"),
-        ("/var/cache/npu-node", 0o750, "npu-node", "npu-node"),
-        ("/var/lib/npu-node/models", 0o750, "npu-node", "npu-node"),
-        ("/etc/prometheus/npu-node.key", 0o640, "root", "prometheus"),
-    ],
-)
-def test_files_belong_to_whom_they_should(host, path, mode, user, group):
-    file = host.file(path)
-    assert file.exists
-    assert oct(file.mode) == oct(mode)
-    assert file.user == user
-    assert group is None or file.group == group
-
-
 def test_the_key_is_nowhere_but_where_it_belongs(host):
+    readers = {"/etc/npu-node/api_keys": "600 root root", "/etc/prometheus/npu-node.key": "640 root prometheus"}
+    for path, mode in readers.items():
+        assert host.check_output(f"stat --format='%a %U %G' {path}") == mode
+    assert host.check_output("stat --format='%a %U' /etc/npu-node/tls/key.pem") == "640 root"
     found = host.run(f"grep -rlF {KEY} /etc /opt /var/lib/npu-node /var/log").stdout.split()
-    assert sorted(found) == ["/etc/npu-node/api_keys", "/etc/prometheus/npu-node.key"]
+    assert sorted(found) == sorted(readers)
     assert KEY not in host.check_output("journalctl --unit=npu-node --no-pager")
-
-
-def test_what_listens(host):
-    assert host.socket("tcp://0.0.0.0:8081").is_listening
-    assert host.socket("tcp://0.0.0.0:8443").is_listening or host.socket("tcp://:::8443").is_listening
-    assert host.socket("tcp://127.0.0.1:9090").is_listening
-    assert not host.socket("tcp://0.0.0.0:80").is_listening
-
-
-def test_health_says_ready_and_emulated(machine):
-    assert set(get(f"http://{machine.address}:8081/health")) == {"status", "version"}
-    health = eventually(
-        lambda: get(f"http://{machine.address}:8081/health", KEY), lambda health: health["status"] == "ready"
-    )
-    assert health["npu"]["emulated"] is True
-    assert {model["id"] for model in health["models"]} == {EMBEDDER, GENERATOR}
 
 
 def test_releases_and_models_came_as_asked(fleet):
@@ -147,7 +72,7 @@ def test_releases_and_models_came_as_asked(fleet):
 
 def test_an_embedding_is_right_and_from_the_npu_s_path(machine):
     texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "Quarterly revenue rose."]
-    reply = get(f"http://{machine.address}:8081/embeddings", KEY, {"texts": texts})
+    _, reply = call(f"http://{machine.address}:8081/embeddings", KEY, {"texts": texts})
     vectors = np.asarray(reply["embeddings"], np.float32)
     assert vectors.shape == (3, 384)
     assert vectors[0] @ vectors[1] > 0.5 > vectors[0] @ vectors[2]
@@ -205,7 +130,7 @@ def test_it_is_certified_and_the_fact_says_so(host, machine):
     assert fact["doctor"]["refused"] == []
     assert fact["release"] == host.file("/opt/npu-node/current").linked_to.rsplit("/", 1)[-1]
     found = {row["model"]: (row["device"], row["emulated"], row["verdict"], row["state"]) for row in fact["passports"]}
-    health = get(f"http://{machine.address}:8081/health", KEY)
+    health = wait_until_ready(f"http://{machine.address}:8081", KEY)
     on_npu = {model["id"] for model in health["models"] if "NPU" in model["placements"]}
     assert found == dict.fromkeys(on_npu, ("NPU", True, "certified", "certified"))
     shown = {engine["certified"] for model in health["models"] if model["id"] in on_npu for engine in model["engines"]}
@@ -262,13 +187,6 @@ def test_prometheus_scrapes_both_nodes_and_watches_its_rules(host):
     [end] = eventually(lambda: ask(f"/api/v1/query?query={asked}")["result"], bool)
     assert end["metric"]["path"] == "/etc/npu-node/tls/chain.pem"
     assert 6 * 86400 < float(end["value"][1]) <= 7 * 86400
-
-
-def test_grafana_would_find_its_dashboards(host):
-    assert "url: http://127.0.0.1:9090" in host.file("/etc/grafana/provisioning/datasources/npu.yml").content_string
-    assert "/etc/grafana/npu-dashboards" in host.file("/etc/grafana/provisioning/dashboards/npu.yml").content_string
-    for name in ("node.json", "fleet.json", "gateway.json"):
-        assert json.loads(host.file(f"/etc/grafana/npu-dashboards/{name}").content_string)["panels"]
 
 
 def test_a_hung_node_is_killed_and_comes_back(host):

@@ -1,17 +1,14 @@
 """Upgrades of a fleet that is being used: one that is good, and one whose canary fails."""
 
 import asyncio
-import contextlib
-import json
 import shutil
 import threading
-import time
-import urllib.request
 
 import pytest
 
 from backend_client import NPUClient
 from backend_client.options import ClientOptions, ProbeOptions
+from tests.ops.calls import call, wait_until_ready
 from tests.ops.conftest import EMBEDDER, KEY, build_wheel
 from tests.ops.playbook import ROOT, finish, start
 
@@ -80,25 +77,8 @@ def urls(fleet):
     return [f"http://{machine.address}:8081" for machine in fleet.machines.values()]
 
 
-def health(url):
-    request = urllib.request.Request(f"{url}/health", headers={"Authorization": f"Bearer {KEY}"})  # noqa: S310
-    with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310
-        return json.load(reply)
-
-
-def wait_until_ready(url):
-    """An earlier test may have left a node that listens and still loads; the time is for a hang."""
-    deadline = time.monotonic() + 1200
-    while True:
-        with contextlib.suppress(OSError):
-            if health(url)["status"] == "ready":
-                return
-        assert time.monotonic() < deadline, f"{url} did not become ready"
-        time.sleep(1)
-
-
 def versions(urls):
-    return [health(url)["version"] for url in urls]
+    return [call(f"{url}/health", KEY)[1]["version"] for url in urls]
 
 
 def upgrade(fleet, wheel):
@@ -115,7 +95,7 @@ def test_an_upgrade_under_load_loses_no_request_and_a_bad_one_goes_back(fleet, u
         ("worker_node/tasks/embed/service.py", '"nd,nd->n", found', '"nd,nd->n", -found'),
     )
     for url in urls:
-        wait_until_ready(url)
+        wait_until_ready(url, KEY)
     with Load(urls) as load:
         upgraded = upgrade(fleet, good)
         after_upgrade = load.answers
@@ -138,8 +118,7 @@ def test_an_upgrade_under_load_loses_no_request_and_a_bad_one_goes_back(fleet, u
     assert second.name not in failed.changed or failed.changed[second.name] == 0
     assert versions(urls) == ["0.1.1", "0.1.1"]
     for url in urls:
-        wait_until_ready(url)
-        assert {model["id"] for model in health(url)["models"]} >= {EMBEDDER}
+        assert {model["id"] for model in wait_until_ready(url, KEY)["models"]} >= {EMBEDDER}
     linked = first.run("readlink", "/opt/npu-node/current").stdout.strip()
     assert linked.startswith("/opt/npu-node/releases/0.1.1-")
     print(f"answered under load: {load.answers}, lost: {len(load.failures)}")

@@ -3,18 +3,16 @@
 import gzip
 import json
 import os
-import subprocess
 
 import httpx
 import pytest
 
 from tests.real.colour_vision import kept_colours
 from tests.support.cross_encoders import write_minilm
-from tests.support.nodes import NPU_NODE, start_node
+from tests.support.nodes import run_node_command, start_node
 from tests.support.whisper import MODEL as WHISPER
-from tests.support.whisper import install_whisper
+from worker_node.cli.main import main
 from worker_node.models.passports import Passport, PassportStore
-from worker_node.models.store import ModelStore
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900), pytest.mark.usefixtures("store")]
 
@@ -40,8 +38,7 @@ def emulated(directory):
 
 
 def run(*words, status=0, **variables):
-    environment = os.environ | {"NPU_NODE_CONFIG": ""} | variables
-    done = subprocess.run([*NPU_NODE, *map(str, words)], capture_output=True, text=True, env=environment, check=False)
+    done = run_node_command(words, env=os.environ | variables)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
 
@@ -131,22 +128,23 @@ FAULTS = [
 @pytest.mark.parametrize(
     ("model", "fault", "check", "said"), FAULTS, ids=lambda value: str(value).replace("\n", " ")[:40]
 )
-def test_each_fault_on_demand_is_found_and_named(tmp_path, emulated, model, fault, check, said):
-    if model == WHISPER:
-        install_whisper(ModelStore())
+def test_each_fault_on_demand_is_found_and_named(
+    tmp_path, emulated, speech_store, quick_models, model, fault, check, said
+):
     faults = tmp_path / "faults.toml"
     faults.write_text(f"[[fault]]\n{fault}\n")
     words = ["certify", model, "--config", emulated, "--quick", *only(check), "--out", tmp_path]
-    run(*words, status=1, NPU_NODE_FAULTS=str(faults))
+    models = {"NPU_NODE_MODEL_STORE": str(speech_store.root)} if model == WHISPER else quick_models
+    run(*words, status=1, **models, NPU_NODE_FAULTS=str(faults))
     report, checks = passport_of(tmp_path, model, "report")
     assert (report["verdict"], checks[check]["status"]) == ("failed", "failed")
     assert said in checks[check]["detail"]
 
 
-def test_a_passport_covers_no_longer_prompts_than_were_examined(tmp_path, emulated):
+def test_a_passport_covers_no_longer_prompts_than_were_examined(tmp_path, emulated, quick_models):
     wanted = only(AGREEMENT, "largest right prompt", "structured output")
     words = ["certify", WRITER, "--config", emulated, "--quick", *wanted, "--out", tmp_path]
-    run(*words, NPU_NODE_NPU_TOKEN_LIMIT="64")
+    run(*words, NPU_NODE_NPU_TOKEN_LIMIT="64", **quick_models)
     report, checks = passport_of(tmp_path, WRITER, "report")
     assert (report["verdict"], report["limits"]["max_prompt_tokens"]) == ("incomplete", 64)
     assert "the window is too small for a tool" in checks["structured output"]["detail"]
@@ -161,19 +159,19 @@ def test_a_slow_compile_is_measured(tmp_path, emulated):
     assert report["verdict"] == "incomplete"
 
 
-def test_the_largest_right_prompt_is_found_and_the_router_keeps_to_it(tmp_path, emulated):
+def test_the_largest_right_prompt_is_found_and_the_router_keeps_to_it(tmp_path, emulated, quick_models):
     faults = tmp_path / "faults.toml"
     faults.write_text('[[fault]]\nkind = "garbage"\nbeyond_tokens = 200\n')
     wanted = only(AGREEMENT, "largest right prompt")
     words = ["certify", WRITER, "--config", emulated, "--quick", *wanted, "--out", tmp_path]
-    run(*words, NPU_NODE_FAULTS=str(faults))
+    run(*words, NPU_NODE_FAULTS=str(faults), **quick_models)
     report, _ = passport_of(tmp_path, WRITER, "report")
     limit = report["limits"]["max_prompt_tokens"]
     assert 200 - 32 <= limit <= 200
 
     both = [{"name": WRITER, "max_prompt_len": 320, "min_response_len": 32, "placements": ["NPU", "CPU"]}]
     PassportStore(tmp_path / "passports").sign_and_store(Passport.model_validate(report | {"verdict": "limited"}))
-    own = {"NPU_NODE_PASSPORTS": str(tmp_path / "passports"), "NPU_NODE_FAULTS": str(faults)}
+    own = {"NPU_NODE_PASSPORTS": str(tmp_path / "passports"), "NPU_NODE_FAULTS": str(faults)} | quick_models
     with start_node("--config", str(emulated), NPU_NODE_MODELS=json.dumps(both), **own) as node:
         engines = node.health()[1]["models"][0]["engines"]
         assert (engines[0]["certified"], engines[0]["prompt_limit"]) == ("limited", limit)
@@ -209,14 +207,27 @@ def test_other_kinds_are_compared_with_this_cpu(tmp_path, by_path, model, check)
     assert passport_of(tmp_path, model, "report")[1][check]["status"] == "failed"
 
 
-def refused(*words, **variables):
-    command = [*NPU_NODE, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | variables)
-    assert done.returncode == 1, done.stderr
-    return done.stderr
+def exit_status(words):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return ended.value.code
 
 
-def test_a_reference_is_of_the_same_weights_and_complete(tmp_path, emulated):
+@pytest.fixture
+def refused(capsys, monkeypatch):
+    """A function that runs a command, which must fail, in this process; what it says."""
+
+    def run(*words, status=1, **variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        ended = main if status == 1 else exit_status
+        assert ended([str(word) for word in words]) == status
+        return capsys.readouterr().err
+
+    return run
+
+
+def test_a_reference_is_of_the_same_weights_and_complete(refused, tmp_path, emulated):
     words = ["certify", EMBEDDER, "--config", emulated, "--out", tmp_path, "--reference", tmp_path / "r.gz"]
     (tmp_path / "r.gz").write_bytes(gzip.compress(json.dumps({"key": "another", "answers": {}}).encode()))
     assert "must hold answers for" in refused(*words)
@@ -224,10 +235,13 @@ def test_a_reference_is_of_the_same_weights_and_complete(tmp_path, emulated):
     assert "must be a file that --make-reference wrote" in refused(*words)
 
 
-def test_results_that_could_not_be_written_are_refused_before_anything_is_loaded(tmp_path, emulated):
+def test_wrong_arguments_are_refused_before_anything_is_loaded(refused, tmp_path, emulated):
     (tmp_path / "file").touch()
     words = ["certify", EMBEDDER, "--config", emulated, "--out"]
     assert "results must go to directories that can be written" in refused(*words, tmp_path / "file")
+    assert "--check must be one of agreement with the CPU, " in refused(*words, tmp_path, "--check", "luck")
+    for minutes in ("-1", "nan", "inf"):
+        assert "must be from 0 to 1440 minutes" in refused("certify", "--endurance", minutes, status=2)
     kept = {"NPU_NODE_PASSPORTS": str(tmp_path / "file" / "passports")}
     assert "cannot be written" in refused(*words, tmp_path, **kept)
 
@@ -240,16 +254,3 @@ def test_a_model_of_the_settings_is_found_by_every_name(tmp_path, emulated):
     run(*words, NPU_NODE_MODELS=models.replace("minilm", EMBEDDER))
     second, _ = passport_of(tmp_path, EMBEDDER, "report")
     assert first["settings_hash"] == second["settings_hash"]
-
-
-@pytest.mark.parametrize("minutes", ["-1", "nan", "inf"])
-def test_endurance_is_a_time(minutes):
-    command = [*NPU_NODE, "certify", "--endurance", minutes]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "must be from 0 to 1440 minutes" in done.stderr
-
-
-def test_a_check_must_exist(tmp_path, emulated):
-    words = ["certify", EMBEDDER, "--config", emulated, "--out", tmp_path, "--check", "luck"]
-    assert "--check must be one of agreement with the CPU, " in refused(*words)

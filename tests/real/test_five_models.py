@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import time
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -17,16 +18,17 @@ from worker_node.models.directory import MANIFEST_FILE
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
 MODELS = {EMBEDDER: EMBEDDER, "texts-a": EMBEDDER, "texts-b": EMBEDDER, WRITER: WRITER, "writer-a": WRITER}
-BUDGET = 2_000_000_000
+BUDGET = 1_150_000_000
 CALLERS = 4
 
 
 @pytest.fixture
-def copies(store):
-    """A store with the two embedded models and copies of them under other names; their weights are links."""
-    root = store.root.parent / f"five-models-{os.getpid()}"
+def copies(quick_models):
+    """A store with two models and copies of them under other names; their weights are links."""
+    quick = Path(quick_models["NPU_NODE_MODEL_STORE"])
+    root = quick.with_name(f"five-models-{os.getpid()}")
     for name, source in MODELS.items():
-        shutil.copytree(store.get(source).path, root / name, copy_function=os.link)
+        shutil.copytree(quick / source, root / name, copy_function=os.link)
         manifest = json.loads((root / name / MANIFEST_FILE).read_bytes())
         (root / name / MANIFEST_FILE).unlink()
         (root / name / MANIFEST_FILE).write_text(json.dumps(manifest | {"id": name}))
@@ -37,7 +39,8 @@ def copies(store):
 async def random_requests(url, number, until, answered):
     rng = random.Random(number)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=180)) as http:
-        while time.monotonic() < until:
+        # Five do not fit, so each has answered only after evictions.
+        while time.monotonic() < until or len(set(answered)) < len(MODELS):
             name, source = rng.choice(list(MODELS.items()))
             path, body = "/v1/embeddings", {"input": ["a text"] * rng.randint(1, 16)}
             if source == WRITER:
@@ -68,7 +71,7 @@ async def most_memory(url, most):
 def test_random_requests_for_five_models_lose_none_and_keep_the_budget(copies, long):
     # More than 5 s: engines are loaded and evicted over and over.
     async def ask(url):
-        until = time.monotonic() + (600 if long else 9)
+        until = time.monotonic() + (600 if long else 6)
         watch = asyncio.create_task(most_memory(url, most))
         await asyncio.gather(*(random_requests(url, number, until, answered) for number in range(CALLERS)))
         watch.cancel()
@@ -77,5 +80,4 @@ def test_random_requests_for_five_models_lose_none_and_keep_the_budget(copies, l
     settings = {"NPU_NODE_MODELS": "[]", "NPU_NODE_MEMORY_BUDGET": str(BUDGET)}
     with start_node(ready=False, NPU_NODE_MODEL_STORE=str(copies), **settings) as node:
         asyncio.run(ask(node.url))
-    assert answered
     assert max(most) <= 1.1 * BUDGET

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.nodes import RunningNode, started
-from worker_node.models.store import ModelStore
 
 pytestmark = pytest.mark.real
 
@@ -30,8 +29,7 @@ _TURNS_IT_OFF = {"CI", "TF_BUILD", "JENKINS_URL"}  # openvino_telemetry is silen
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
-    store = ModelStore().root
+def home(store, tmp_path, monkeypatch):
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "sitecustomize.py").write_text(RECORDER)
     (home := tmp_path / "home").mkdir()
@@ -40,7 +38,6 @@ def home(tmp_path, monkeypatch):
     path = os.pathsep.join(filter(None, [str(tmp_path / "path"), os.environ.get("PYTHONPATH")]))
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PYTHONPATH", path)
-    monkeypatch.setenv("NPU_NODE_MODEL_STORE", str(store))
     return home
 
 

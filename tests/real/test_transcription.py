@@ -19,10 +19,9 @@ import pytest
 
 from tests.support.nodes import start_node
 from tests.support.speech import SPEECH, pcm, reference_words, wav, word_errors
-from tests.support.whisper import MODEL, install_whisper
+from tests.support.whisper import MODEL
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec
-from worker_node.models.store import ModelStore
 from worker_node.tasks.transcribe.engine import TranscribeRunner
 from worker_node.tasks.transcribe.task import VOICE_MODEL, TranscribeJob, Transcript
 
@@ -34,15 +33,13 @@ ON_CPU = {"X-NPU-Require-Device": "CPU"}
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    store = ModelStore()
-    install_whisper(store)
-    store.pull(VOICE_MODEL)
+def node(speech_store, tmp_path_factory):
     config = tmp_path_factory.mktemp("speech") / "node.toml"
     config.write_text(
         f'[[models]]\nname = "{MODEL}"\nplacements = ["NPU", "CPU"]\nmax_audio_minutes = 2\nmax_audio_mb = 8\n'
     )
-    with start_node("--config", str(config), NPU_NODE_NPU_EMULATION="1") as running:
+    environment = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_MODEL_STORE": str(speech_store.root)}
+    with start_node("--config", str(config), **environment) as running:
         yield running
 
 
@@ -238,11 +235,10 @@ async def test_a_prompt_longer_than_the_decoder_takes_is_cut_and_costs_no_engine
     assert engines() == before
 
 
-def test_a_cancelled_window_stops_the_pipeline_at_its_next_token():
+def test_a_cancelled_window_stops_the_pipeline_at_its_next_token(speech_store):
     """In this process, on the real pipeline: nothing is computed after the command has arrived."""
-    store = ModelStore()
-    install_whisper(store)
-    runner = TranscribeRunner(EngineSpec(MODEL, "transcription", str(store.get(MODEL).path), Device.CPU, "", {}))
+    path = str(speech_store.get(MODEL).path)
+    runner = TranscribeRunner(EngineSpec(MODEL, "transcription", path, Device.CPU, "", {}))
     runner.load()
     samples = pcm(next(iter(SPEECH))).tobytes()
     for job in (1, 2):

@@ -15,9 +15,9 @@ from worker_node import __version__
 from worker_node.core.types import Device, Priority
 from worker_node.devices.memory import process_use
 from worker_node.engines.protocol import EngineState, EngineStatus
+from worker_node.http.context import NODE
 from worker_node.http.health import STATUSES, device_list, node_status
-from worker_node.http.request_state import NODE
-from worker_node.http.task import TEXT, ApiOperation
+from worker_node.http.routes import TEXT, ApiOperation
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.models.passports import State

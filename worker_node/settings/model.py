@@ -16,7 +16,6 @@ from pydantic import (
     PlainValidator,
     PrivateAttr,
     ValidationError,
-    ValidationInfo,
     create_model,
     field_validator,
     model_validator,
@@ -34,7 +33,7 @@ from worker_node.engines.options import (
     options_of,
 )
 
-# Properties of the NPU that are settings here.
+# Properties of the NPU that are settings here: they are moved there while the settings are read.
 SETTING_OF: Mapping[str, str] = {
     "CACHE_DIR": "compile_cache",
     "GENERATE_HINT": "generate_hint",
@@ -83,11 +82,9 @@ class PlacementSettings(BaseModel):
 
     @field_validator("plugin_config")
     @classmethod
-    def _no_other_device_nor_setting(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    def _no_silent_fallback(cls, value: dict[str, Any]) -> dict[str, Any]:
         if "NPUW_DEVICES" in value:
             raise ValueError("NPUW_DEVICES would let another device take over in silence; name it in placements")
-        if info.data.get("device") is Device.NPU and (known := sorted(value.keys() & SETTING_OF.keys())):
-            raise ValueError(f"{known[0]} is a setting of the model: remove it here, and set {SETTING_OF[known[0]]}")
         return value
 
 
@@ -203,7 +200,7 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
         if "options" in data:
             wrong = custom_error("extra_forbidden", ("options",), "unknown key")
             raise ValidationError.from_exception_data(cls.__name__, [wrong], hide_input=True)
-        known = known_options()
+        known, data = known_options(), _with_tables(data)
         core = {key: value for key, value in data.items() if key not in known}
         if "name" not in core and core.get("path"):
             core["name"] = Path(core["path"]).name.lower()
@@ -217,10 +214,28 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
             raise ValueError("a device is named twice")
         return value
 
-    @field_validator("placements", mode="before")
-    @classmethod
-    def _devices_by_name(cls, value: Any) -> Any:
-        """`placements = ["NPU", "CPU"]` is short for tables that only name the device."""
-        if isinstance(value, list | tuple):
-            return tuple({"device": item} if isinstance(item, str) else item for item in value)
-        return value
+
+def _with_tables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a model with a table for each placement, and the NPU's properties that are settings among the keys.
+
+    `plugin_config` may also be beside one placement, as OpenVINO Model Server has it.
+    """
+    found, placements = dict(given), given.get("placements")
+    if not isinstance(placements, list | tuple):
+        return found
+    found["placements"] = tables = [{"device": each} if isinstance(each, str) else each for each in placements]
+    if len(tables) == 1 and isinstance(tables[0], dict) and "plugin_config" in found:
+        tables[0] = {"plugin_config": found.pop("plugin_config"), **tables[0]}
+
+    for index, table in enumerate(tables):
+        config = table.get("plugin_config") if isinstance(table, dict) and table.get("device") == Device.NPU else None
+        if not isinstance(config, dict):
+            continue
+        tables[index] = table | {"plugin_config": {name: config[name] for name in config if name not in SETTING_OF}}
+        for native in sorted(config.keys() & SETTING_OF.keys()):
+            ours, value = SETTING_OF[native], config[native]
+            if str(found.setdefault(ours, value)) != str(value):
+                text = f"is {value} and {ours} of the model is {found[ours]}; both mean the same: remove one"
+                wrong = custom_error("twice", ("placements", index, "plugin_config", native), text)
+                raise ValidationError.from_exception_data("placements", [wrong], hide_input=True)
+    return found

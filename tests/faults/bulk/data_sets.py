@@ -1,6 +1,5 @@
 """Inputs whose outputs are known without the code under test, and what an output holds."""
 
-import hashlib
 import json
 
 import pyarrow as pa
@@ -59,7 +58,7 @@ def assert_whole(out, texts):
     assert sorted(reasons.values()) == ["a lone surrogate, which is not valid Unicode", "not JSON", "null"]
     success = json.loads((out / "_SUCCESS").read_text())
     assert (success["rows"], success["rejected"]) == (len(texts), 3)
-    checksums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("part-*")}
-    assert {name: file["sha256"] for name, file in success["files"].items()} == checksums
+    sizes = {path.name: path.stat().st_size for path in out.glob("part-*")}
+    assert {name: file["size"] for name, file in success["files"].items()} == sizes
     # A small file whose writer was killed beside it may stay.
     assert not [*out.glob(".tmp-*")], "temporary data files are left"

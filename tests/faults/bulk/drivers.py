@@ -121,16 +121,16 @@ def _drive(
 
 def _make_deadly(row):
     """Kill this process when it reads the fragment of the Parquet file that begins at that row."""
-    from backend_client.bulk import process
+    from backend_client.bulk import worker
 
-    read = process.read
+    read = worker.read
 
     def reading(fragment, job):
         if fragment.file.form == "parquet" and fragment.start == row:
             os.kill(os.getpid(), signal.SIGKILL)
         return read(fragment, job)
 
-    process.read = reading
+    worker.read = reading
 
 
 if __name__ == "__main__":

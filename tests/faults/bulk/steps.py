@@ -6,12 +6,10 @@ from backend_client.bulk.stores import LocalStore, Store
 
 STEPS = {
     "job described": ("after", "create", "_job.json"),
-    "plan stored": ("after", "create", "_plan.json"),
     "fragment begun": ("after", "temporary", ""),
     "temporary file complete": ("before", "commit", "part-"),
     "rejected rows committed": ("after", "create", "_rejected/"),
     "data committed": ("after", "commit", "part-"),
-    "receipt written": ("after", "put", "_receipts/"),
     "all fragments committed": ("before", "create", "_SUCCESS"),
     "success written": ("after", "create", "_SUCCESS"),
 }

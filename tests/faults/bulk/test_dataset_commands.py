@@ -24,7 +24,7 @@ def read_only(monkeypatch):
     def fail(*_):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    for name in ("create", "put", "temporary", "commit", "remove", "sweep"):
+    for name in ("create", "temporary", "commit", "remove", "sweep"):
         monkeypatch.setattr(LocalStore, name, fail)
 
 
@@ -37,7 +37,7 @@ def test_a_job_reports_in_json_and_is_finished_once(fleet, source, tmp_path, cap
     assert {event["event"] for event in progress} == {"progress"}
     assert (report["event"], report["exit_code"], report["success"]) == ("report", 0, True)
     assert (report["rows"], report["rejected"], report["done"]) == (1000, 3, report["fragments"])
-    assert main(["embed-dataset", source, out, *ARGUMENTS, "--status", "--resume"]) == 0
+    assert main(["embed-dataset", source, out, *ARGUMENTS, "--status"]) == 0
     assert capsys.readouterr().out == f"{report['done']} of {report['done']} fragments, 1000 rows, 3 rejected\n"
     served = len(fleet.sent("/embeddings"))
     read_only(monkeypatch)
@@ -51,7 +51,7 @@ def test_a_job_reports_in_json_and_is_finished_once(fleet, source, tmp_path, cap
 
 
 @pytest.mark.usefixtures("fleet")
-@pytest.mark.parametrize("name", ["part-0.parquet", "_plan.json", "_SUCCESS"])
+@pytest.mark.parametrize("name", ["part-0.parquet", "_SUCCESS"])
 def test_a_new_job_is_not_begun_among_data_of_another(source, tmp_path, capsys, name):
     out = tmp_path / "out"
     out.mkdir()
@@ -74,6 +74,7 @@ def test_a_new_job_is_not_begun_among_data_of_another(source, tmp_path, capsys, 
         ("embed", ["--keep-columns", "text,device"], "adds a column device"),
         ("embed", ["--keep-columns", ""], "--keep-columns names columns"),
         ("embed", ["--patience", "nan"], "patience must be a number of seconds"),
+        ("embed", ["--timeout", "inf"], "timeout must be at most 999999 seconds, got inf"),
         ("embed", ["--window", "two"], "invalid int value: 'two'"),
         ("generate", ["--max-tokens", "-1"], "max_tokens must be at least 1, got -1"),
         ("generate", ["--temperature", "nan"], "temperature must be from 0 to 2, got nan"),

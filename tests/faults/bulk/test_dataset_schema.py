@@ -40,12 +40,13 @@ def write_lines(path, rows):
 
 
 @pytest.mark.parametrize("command", ["embed-dataset", "generate-dataset"])
-def test_fragments_in_which_no_line_begins_have_the_columns_of_the_input(tmp_path, command):
-    rows = [{"id": number, "text": f"t{number}", "note": "n" * 20_000 if number == 2 else ""} for number in range(5)]
-    write_lines(tmp_path / "in.jsonl", rows)
+def test_fragments_without_a_good_row_have_the_columns_of_the_input(tmp_path, command):
+    rows = [{"id": number, "text": f"t{number}", "note": ""} for number in range(5)]
+    write_lines(tmp_path / "in.jsonl", [*rows, {"text": None, "id": 9}])
     column = "--text-column" if command == "embed-dataset" else "--prompt-column"
     out = tmp_path / "out"
     assert main([command, str(tmp_path / "in.jsonl"), str(out), column, "text", *ARGUMENTS]) == 0
+    assert len([*out.glob("part-*.parquet")]) == len(rows) + 1
     assert 0 in [pq.read_metadata(path).num_rows for path in out.glob("part-*")]
     assert {text: {name: row[name] for name in rows[0]} for text, row in whole(out).items()} == {
         row["text"]: row for row in rows

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 
-from backend_client.bulk import BulkRequest, ExitCode, run_job
+from backend_client.bulk import BulkRequest, ExitCode, ray_executor, run_job
 from backend_client.bulk.ray_executor import RayExecutor
 from backend_client.errors import ConfigurationError
 from backend_client.settings import ClientSettings
@@ -71,6 +71,9 @@ class InThreads:
 
     exceptions = SimpleNamespace(RayTaskError=ChildProcessError, RayError=ChildProcessError)
 
+    def __init__(self, process):
+        self._process = process
+
     def cluster_resources(self):
         return {"intel_npu": 2}
 
@@ -79,11 +82,13 @@ class InThreads:
         return SimpleNamespace(options=lambda **_: task)
 
     def shutdown(self):
-        pass
+        self._process.loop.close()
 
 
 async def test_on_ray_too_a_row_that_is_never_answered_holds_up_no_other(three_files, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", InThreads())
+    process = ray_executor.ProcessWorker()
+    monkeypatch.setattr(ray_executor, "PROCESS", process)
+    monkeypatch.setitem(sys.modules, "ray", InThreads(process))
     monkeypatch.setenv("NPU_CLIENT_RETRY__ATTEMPTS", "1")
     async with ScriptedNode().running() as node:
         node.respond = answering_bad_rows(lambda _: error_response(500, "internal_error"))
@@ -237,7 +242,7 @@ async def test_a_torn_file_does_not_keep_good_files_from_being_done(source, tmp_
         accepted = await run_job(request_for(folder, out, max_rejected=1.0), settings_for(node))
     assert report.exit_code is ExitCode.TOO_MANY_REJECTED
     assert "1 files are damaged or end early" in report.message
-    assert (report.success, report.done, report.rejected) == (True, 3, 1)
+    assert (report.success, report.done, report.rejected) == (True, 5, 1)
     assert accepted.exit_code is ExitCode.COMPLETE
     ((file, _),) = rejections_of(out)
     assert file == f"a{form}"

@@ -63,9 +63,10 @@ def away_from_the_first_row():
 async def test_no_row_goes_to_the_cloud_unless_that_is_allowed(tmp_path):
     async with ScriptedNode().running() as node, ScriptedCloud().running() as cloud:
         node.respond = away_from_the_first_row()
-        with pytest.raises(NPUUnavailableError):
+        with pytest.raises(NPUUnavailableError) as failed:
             await run_job(request_for(tmp_path, model=WRITER), settings_for(node, cloud))
         assert cloud.requests == []
+        assert "local_only" not in str(failed.value), "nobody has set it"
 
 
 async def test_rows_that_the_spend_cap_refuses_are_answered_by_a_rerun(tmp_path):

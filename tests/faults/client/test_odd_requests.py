@@ -21,7 +21,6 @@ from backend_client.options import BreakerOptions
 from tests.support.cross_encoders import write_minilm
 from tests.support.nodes import start_node
 from tests.support.whisper import MODEL as WHISPER
-from tests.support.whisper import install_whisper
 from worker_node.tasks import transcribe
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -34,12 +33,11 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture(scope="module")
-def node(store, quick_models, tmp_path_factory):
+def node(store, speech_store, quick_models, tmp_path_factory):
     root = tmp_path_factory.mktemp("odd")
     write_minilm(root / RANKER, store.get(EMBEDDER).path)
-    install_whisper(store)
     config = root / "node.toml"
-    paths = {EMBEDDER: None, WRITER: None, RANKER: root / RANKER, WHISPER: store.get(WHISPER).path}
+    paths = {EMBEDDER: None, WRITER: None, RANKER: root / RANKER, WHISPER: speech_store.get(WHISPER).path}
     tables = [f'[[models]]\nname = "{name}"\n' + (f'path = "{path}"\n' if path else "") for name, path in paths.items()]
     config.write_text("".join(tables))
     with start_node("--config", str(config), **quick_models) as running:

@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 
-from backend_client.bulk.answers import Unanswered
 from backend_client.bulk.inputs import Fragment, InputFile
 from backend_client.bulk.output import Progress, Receipt
 from backend_client.bulk.run import Driver, TooManyRejected
@@ -24,11 +23,12 @@ class ScriptedExecutor:
         self.fails = {start: list(errors) for start, errors in (fails or {}).items()}
         self.slots = slots
         self.lost = 0
+        self.isolated = False
         self.attempts = Counter()
         self.running = self.most = 0
         self.resized = asyncio.Event()
 
-    async def submit(self, fragment):
+    async def submit(self, _job, fragment):
         self.attempts[fragment.start] += 1
         self.running += 1
         self.most = max(self.most, self.running)
@@ -47,14 +47,23 @@ class ScriptedExecutor:
         self.resized.clear()
 
 
-async def drive(executor, *, attempts=3, check=lambda _: None):
+async def drive(executor, *, check=lambda _: None, deaths=None):
     progress = Progress(len(FRAGMENTS))
     pauses = []
 
     async def sleep(seconds):
         pauses.append(seconds)
 
-    driver = Driver(executor, progress, attempts=attempts, report=lambda _: None, check=check, sleep=sleep)
+    driver = Driver(
+        executor,
+        None,
+        progress,
+        attempts=3,
+        report=lambda _: None,
+        check=lambda: check(progress),
+        deaths=deaths,
+        sleep=sleep,
+    )
     await driver.run(FRAGMENTS)
     return progress, pauses
 
@@ -80,14 +89,6 @@ async def test_a_fragment_that_kills_its_worker_each_time_is_quarantined_and_the
     assert executor.attempts[30] == 3
     assert progress.quarantined == {FRAGMENTS[3].id: "file:///in.parquet 30-40: its worker died"}
     assert progress.done == 9
-
-
-async def test_a_fragment_with_a_row_that_nobody_answered_is_quarantined_at_once_and_the_others_are_done():
-    executor = ScriptedExecutor({30: [Unanswered("not answered for 600 s")]})
-    progress, pauses = await drive(executor)
-    reason = "file:///in.parquet 30-40: not answered for 600 s"
-    assert progress.quarantined == {FRAGMENTS[3].id: reason}
-    assert (executor.attempts[30], progress.done, pauses) == (1, 9, [])
 
 
 @pytest.mark.parametrize("error", [ConfigurationError("wrong"), OutputFailed("full")])
@@ -129,3 +130,22 @@ async def test_a_run_waits_while_there_is_no_worker_and_goes_on_when_one_comes()
     executor.resized.set()
     progress, _ = await run
     assert (progress.done, executor.most) == (10, 2)
+
+
+@pytest.mark.parametrize(("isolated", "most"), [(False, [4, 1]), (True, [4, 4])], ids=["one process", "Ray"])
+async def test_fragments_with_which_processes_died_are_done_last_and_alone_where_a_death_ends_all(isolated, most):
+    executor = ScriptedExecutor(slots=4)
+    executor.isolated = isolated
+    dead, seen = {part.start for part in FRAGMENTS[:4]}, {False: 0, True: 0}
+    submit = executor.submit
+
+    async def submitted(job, fragment):
+        if fragment.start in dead:
+            assert executor.attempts.total() >= 6
+        seen[fragment.start in dead] = max(seen[fragment.start in dead], executor.running + 1)
+        return await submit(job, fragment)
+
+    executor.submit = submitted
+    progress, _ = await drive(executor, deaths=dict.fromkeys((part.id for part in FRAGMENTS[:4]), 1))
+    assert progress.done == 10
+    assert [seen[False], seen[True]] == most

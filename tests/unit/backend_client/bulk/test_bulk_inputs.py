@@ -13,15 +13,12 @@ from backend_client.bulk.inputs import (
     InputFile,
     check_apart,
     check_unchanged,
-    cut_bytes,
     cut_parquet,
-    dump_plan,
     list_inputs,
-    load_plan,
-    of_shard,
-    plan,
 )
+from backend_client.bulk.job import load_job
 from backend_client.errors import ConfigurationError
+from tests.unit.backend_client.bulk.bulk_rows import surveyed
 
 
 @pytest.mark.parametrize("name", ["in.md", "in.parquet.gz"])
@@ -121,23 +118,15 @@ def test_parquet_fragments_cover_every_row_once_in_about_the_size_that_was_asked
     assert len({part.id for part in fragments}) == len(fragments)
 
 
-def test_a_stored_plan_is_the_same_plan(tmp_path):
+def test_a_stored_job_is_the_same_job_with_the_same_fragments(tmp_path):
     pq.write_table(pa.table({"text": ["a"] * 100}), tmp_path / "a.parquet")
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "b"}'))
     (tmp_path / "c.parquet").write_bytes(b"PAR1 no")
-    fragments = plan(list_inputs(str(tmp_path)), 30)
-    assert load_plan(dump_plan(fragments)) == fragments
-    assert [bool(fragment.problem) for fragment in fragments] == [False] * 4 + [False, True]
-
-
-@pytest.mark.parametrize("count", [1, 3, 7])
-def test_shards_share_the_fragments_evenly(count):
-    fragments = [Fragment(PARQUET, start, start + 1) for start in range(10)]
-    shards = [of_shard(fragments, (index, count)) for index in range(count)]
-    assert sorted(part.start for shard in shards for part in shard) == list(range(10))
-    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+    job, fragments = surveyed(tmp_path, 30, keep=("text",))
+    assert load_job(job.dump(fragments), "") == (job, fragments)
+    assert [bool(fragment.problem) for fragment in fragments] == [False] * 5 + [True]
 
 
 def test_the_id_tells_versions_of_a_file_apart():
     files = [InputFile("a", 1, "1", "jsonl"), InputFile("a", 1, "2", "jsonl"), InputFile("a", 2, "1", "jsonl")]
-    assert len({part.id for file in files for part in cut_bytes(file, 10)}) == 3
+    assert len({Fragment(file, 0, 1, 1).id for file in files}) == 3

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backend_client.bulk import process as processing
 from backend_client.bulk.answers import Results
-from backend_client.bulk.columns import with_columns
-from backend_client.bulk.inputs import list_inputs, plan
-from backend_client.bulk.process import uninterrupted
+from backend_client.bulk.job import BulkJob
 from backend_client.bulk.readers import CHUNK_ROWS
 from backend_client.bulk.stores import open_store
-from tests.unit.backend_client.bulk.bulk_rows import JOB
+from backend_client.bulk.worker import process, uninterrupted
+from tests.unit.backend_client.bulk.bulk_rows import surveyed
+
+VECTORS = BulkJob(kind="embed", source="", column="", rows_per_fragment=1, model="", dimensions=1)
 
 
 class Counting:
@@ -36,7 +36,7 @@ class Counting:
         self.most = max(self.most, self.running)
         await asyncio.sleep(0.02)  # long enough for a reader without a bound to run ahead
         self.running -= len(inputs)
-        results = Results(len(inputs), replace(JOB, dimensions=1))
+        results = Results(len(inputs), VECTORS)
         results.values[:, 0] = [float(text) for text in inputs]
         return results
 
@@ -47,9 +47,7 @@ def prepared(tmp_path, rows, form="parquet"):
         pq.write_table(pa.table({"text": [str(row) for row in range(rows)]}), path)
     else:
         path.write_text("".join(json.dumps({"text": str(row)}) + "\n" for row in range(rows)))
-    files = list_inputs(str(path))
-    job = with_columns(replace(JOB, id_column=None, dimensions=1), files)
-    (fragment,) = plan(files, 10**6)
+    job, (fragment,) = surveyed(path, 10**6, dimensions=1)
     return fragment, job, open_store(str(tmp_path / "out"))
 
 
@@ -58,7 +56,7 @@ def prepared(tmp_path, rows, form="parquet"):
 async def test_every_row_has_its_result_however_many_chunks_there_are(tmp_path, form, rows):
     fragment, job, store = prepared(tmp_path, rows, form)
     work = Counting()
-    receipt = await processing.process(fragment, job, store, work)
+    receipt = await process(fragment, job, store, work)
     table = pq.read_table(tmp_path / "out" / fragment.name)
     assert receipt.rows == table.num_rows == rows
     if rows:
@@ -68,13 +66,37 @@ async def test_every_row_has_its_result_however_many_chunks_there_are(tmp_path, 
     assert work.most <= 2 * CHUNK_ROWS
 
 
-async def test_a_committed_fragment_without_a_receipt_is_not_served_again(tmp_path):
+async def test_a_committed_fragment_is_not_served_again(tmp_path):
     fragment, job, store = prepared(tmp_path, 10)
-    first = await processing.process(fragment, job, store, Counting())
-    store.remove([first.name])  # as if its driver had been killed just before
+    first = await process(fragment, job, store, Counting())
     work = Counting()
-    assert await processing.process(fragment, job, store, work) == replace(first, won=False)
+    assert await process(fragment, job, store, work) == replace(first, won=False)
     assert work.sizes == []
+
+
+async def test_the_account_of_two_writers_is_that_of_the_first(tmp_path):
+    fragment, job, store = prepared(tmp_path, 10)
+
+    class Second(Counting):
+        async def run(self, chunk):
+            await process(fragment, job, store, Counting())
+            results = await super().run(chunk)
+            results.refused[3] = "refused"
+            return results
+
+    receipt = await process(fragment, job, store, Second())
+    assert (receipt.won, receipt.rows, receipt.rejected) == (False, 10, 0)
+
+
+async def test_readers_find_a_flipped_byte_in_an_output(tmp_path):
+    fragment, job, store = prepared(tmp_path, 3000)
+    await process(fragment, job, store, Counting())
+    path = tmp_path / "out" / fragment.name
+    data = bytearray(path.read_bytes())
+    data[2000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(OSError, match="CRC"):
+        pq.read_table(path, page_checksum_verification=True)
 
 
 async def test_a_fragment_that_is_cancelled_leaves_no_temporary_file(tmp_path):
@@ -86,7 +108,7 @@ async def test_a_fragment_that_is_cancelled_leaves_no_temporary_file(tmp_path):
             await asyncio.Event().wait()
 
     begun = asyncio.Event()
-    task = asyncio.create_task(processing.process(fragment, job, store, Stuck()))
+    task = asyncio.create_task(process(fragment, job, store, Stuck()))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

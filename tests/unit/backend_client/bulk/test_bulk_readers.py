@@ -1,7 +1,6 @@
 """Each row is in one fragment, wherever a file is cut and whatever is in it."""
 
 import gzip
-import io
 import json
 import os
 
@@ -11,24 +10,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend_client.bulk.inputs import BYTES_PER_ROW, Fragment, InputChanged, InputFile, InputSource, list_inputs, plan
-from backend_client.bulk.readers import json_lines, read
-from tests.unit.backend_client.bulk.bulk_rows import JOB, rows_in
+from backend_client.bulk import readers
+from backend_client.bulk.inputs import InputChanged
+from backend_client.bulk.readers import read
+from tests.unit.backend_client.bulk.bulk_rows import rows_in, surveyed
+
+LINES = st.lists(st.sampled_from([b"", b"  ", b'{"text": "a"}', b'"\xc3\xa4"', b"nope", b"\xff"]), max_size=30)
 
 
-@given(st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"")), max_size=30), st.data())
-def test_lines_belong_to_the_range_that_they_begin_in(content, data):
-    text = b"".join(line + b"\n" for line in content)
-    if text and data.draw(st.booleans()):
-        text = text[:-1]
-    expected = [(offset, line) for offset, line in offsets(text) if line]
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
-    file = InputFile("file:///in.jsonl", len(text), "v", "jsonl")
-    found = []
-    for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        some = json_lines.lines(InputSource(io.BytesIO(text)), Fragment(file, start, stop))
-        found += [(offset, line) for offset, line in some if line]
-    assert found == expected
+@settings(deadline=None)
+@given(content=LINES, wanted=st.integers(1, 40), ended=st.booleans(), form=st.sampled_from(["jsonl", "txt"]))
+def test_every_line_is_in_one_fragment_of_as_many_rows_as_are_wanted(tmp_path_factory, content, wanted, ended, form):
+    text = b"\n".join(content) + (b"\n" if content and ended else b"")
+    path = tmp_path_factory.mktemp("lines") / f"in.{form}"
+    path.write_bytes(text)
+    expected = [offset for offset, line in offsets(text) if line.strip() or (form == "txt" and offset < len(text))]
+    _, fragments = surveyed(path, wanted)
+    assert [fragment.rows for fragment in fragments[:-1]] == [wanted] * (len(fragments) - 1)
+    assert fragments[-1].rows or len(fragments) == 1
+    found, rejected = rows_in(path, wanted)
+    assert sorted([offset for offset, _ in found] + [rejection.row for rejection in rejected]) == expected
 
 
 def offsets(text):
@@ -38,19 +39,10 @@ def offsets(text):
         offset += len(line) + 1
 
 
-@pytest.mark.parametrize("wanted", [1, 2, 1000])
-def test_json_lines_are_read_whole_however_they_are_cut(tmp_path, wanted):
-    path = tmp_path / "in.jsonl"
-    texts = ["x" * (37 * number % 900) + "ä" for number in range(50)]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    fragments = plan(list_inputs(str(path)), wanted)
-    assert len(fragments) == max(1, round(path.stat().st_size / (wanted * BYTES_PER_ROW)))
-    found, rejected = rows_in(fragments)
-    assert [text for _, text in found] == texts
-    assert rejected == []
-    content = path.read_bytes()
-    for offset, text in found:
-        assert json.loads(content[offset : content.index(b"\n", offset)])["text"] == text
+def test_a_long_line_makes_no_fragments_without_rows(tmp_path):
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": "x" * 3_000_000}) + '\n{"text": "short"}\n')
+    _, fragments = surveyed(tmp_path, 1)
+    assert [fragment.rows for fragment in fragments] == [1, 1]
 
 
 def compressed(data, suffix):
@@ -63,12 +55,12 @@ def compressed(data, suffix):
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_compressed_lines_are_one_fragment_with_the_same_rows(tmp_path, suffix):
-    content = "".join(f'{{"text": "row {row}"}}\n' for row in range(3000)).encode()
+    content = "".join(f'{{"text": "row {row} ä"}}\n' for row in range(3000)).encode()
     (tmp_path / f"in.jsonl{suffix}").write_bytes(compressed(content, suffix))
-    fragments = plan(list_inputs(str(tmp_path)), 10)
-    assert suffix == "" or len(fragments) == 1
-    found, rejected = rows_in(fragments)
-    assert [text for _, text in found] == [f"row {row}" for row in range(3000)]
+    _, fragments = surveyed(tmp_path, 1000)
+    assert [fragment.rows for fragment in fragments] == ([3000] if suffix else [1000] * 3)
+    found, rejected = rows_in(tmp_path, 1000)
+    assert [text for _, text in found] == [f"row {row} ä" for row in range(3000)]
     assert rejected == []
 
 
@@ -78,7 +70,7 @@ def test_what_comes_before_the_end_of_a_truncated_stream_is_read(tmp_path, suffi
     data = compressed(content, suffix)
     path = tmp_path / f"in.jsonl{suffix}"
     path.write_bytes(data[: len(data) * 2 // 3])
-    found, rejected = rows_in(plan(list_inputs(str(path)), 10))
+    found, rejected = rows_in(path, 10)
     assert 8_000 < len(found) < 14_000
     (last,) = rejected
     assert "ends early" in last.reason
@@ -87,8 +79,8 @@ def test_what_comes_before_the_end_of_a_truncated_stream_is_read(tmp_path, suffi
 def test_a_line_that_is_no_row_is_rejected_with_its_place(tmp_path):
     path = tmp_path / "in.jsonl"
     bad = [b"[1]", b"nope", b'"\\udcff"', b"\xff\xfe", b'{"id": 7, "other": "\\ud800", "text": "a"}']
-    path.write_bytes(b"\n".join([b'{"text": "first"}', *bad, b"", b'"plain text"']))
-    found, rejected = rows_in(plan(list_inputs(str(path)), 1000))
+    path.write_bytes(b"\n".join([b'{"text": "first", "id": 1}', *bad, b"", b'"plain text"']))
+    found, rejected = rows_in(path, id_column="id")
     assert [text for _, text in found] == ["first", "plain text"]
     places = [offset for offset, line in offsets(path.read_bytes()) if line in bad]
     assert [rejection.row for rejection in rejected] == places
@@ -103,10 +95,10 @@ def test_a_line_that_is_no_row_is_rejected_with_its_place(tmp_path):
 
 
 def test_a_line_that_is_too_long_is_rejected_without_being_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_lines, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(readers, "LONGEST_LINE", 1000)
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "' + "x" * 5000 + '"}\n{"text": "short"}\n')
-    found, rejected = rows_in(plan(list_inputs(str(path)), 1000))
+    found, rejected = rows_in(path, 1000)
     assert [text for _, text in found] == ["short"]
     assert [rejection.row for rejection in rejected] == [0]
 
@@ -115,8 +107,8 @@ def test_a_line_that_is_too_long_is_rejected_without_being_held(tmp_path, monkey
 def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path, what):
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "a"}\n' * 3000)
-    (fragment,) = plan(list_inputs(str(path)), 10**6)
-    chunks = read(fragment, JOB)
+    job, (fragment,) = surveyed(path, 10**6)
+    chunks = read(fragment, job)
     next(chunks)
     if what == "rewritten":
         path.write_text('{"text": "b"}\n' * 3001)
@@ -129,7 +121,7 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path, what):
 def test_a_store_that_fails_is_no_damaged_file(tmp_path, monkeypatch):
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"text": ["a"] * 1000}), path)
-    fragments = plan(list_inputs(str(path)), 1000)
+    job, (fragment,) = surveyed(path)
 
     def fail(self, size=-1):
         self.failure = OSError("connection reset")
@@ -137,7 +129,7 @@ def test_a_store_that_fails_is_no_damaged_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr("backend_client.bulk.inputs.InputSource.read", fail)
     with pytest.raises(OSError, match="connection reset"):
-        rows_in(fragments)
+        list(read(fragment, job))
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
@@ -149,8 +141,8 @@ def test_rows_that_are_large_come_in_small_chunks_and_none_is_lost(tmp_path, for
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         pq.write_table(pa.Table.from_pylist(rows), path, use_dictionary=False)
-    (fragment,) = plan(list_inputs(str(path)), 10**6)
-    chunks = list(read(fragment, JOB))
+    job, (fragment,) = surveyed(path, 10**6, id_column="id")
+    chunks = list(read(fragment, job))
     assert [value for chunk in chunks for value in chunk.ids] == [row["id"] for row in rows]
     assert max(chunk.table.nbytes for chunk in chunks) < 14_000_000
     assert len(chunks) < 10
@@ -161,7 +153,7 @@ def test_rows_that_are_large_come_in_small_chunks_and_none_is_lost(tmp_path, for
 def test_a_parquet_file_is_read_whole_however_it_is_cut(tmp_path_factory, wanted):
     path = tmp_path_factory.mktemp("parquet") / "in.parquet"
     pq.write_table(pa.table({"text": [f"row {row}" for row in range(100)]}), path, row_group_size=37)
-    found, rejected = rows_in(plan(list_inputs(str(path)), wanted))
+    found, rejected = rows_in(path, wanted)
     assert found == [(row, f"row {row}") for row in range(100)]
     assert rejected == []
 
@@ -171,7 +163,7 @@ def test_a_parquet_string_that_is_not_utf_8_comes_as_bytes(tmp_path):
     raw = pa.array([b"good", b"\xff\xfe", None], pa.binary())
     column = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
     pq.write_table(pa.table({"text": column}), path)
-    found, _ = rows_in(plan(list_inputs(str(path)), 10))
+    found, _ = rows_in(path, 10)
     assert found == [(0, "good"), (1, b"\xff\xfe"), (2, None)]
 
 
@@ -182,7 +174,7 @@ def test_text_that_is_stored_as_bytes_is_read_as_text(tmp_path, kind):
     path = tmp_path / "in.parquet"
     values = pa.array([None, b"good", "größer".encode(), b"\xff\xfe"], pa.binary()).cast(kind)
     pq.write_table(pa.table({"text": values}), path)
-    found, _ = rows_in(plan(list_inputs(str(path)), 10))
+    found, _ = rows_in(path, 10)
     assert found == [(0, None), (1, "good"), (2, "größer"), (3, b"\xff\xfe")]
 
 
@@ -194,7 +186,7 @@ def test_a_damaged_row_group_rejects_the_rows_that_are_left(tmp_path):
     data = bytearray(path.read_bytes())
     data[start + 10 : start + 2000] = os.urandom(1990)
     path.write_bytes(data)
-    found, rejected = rows_in(plan(list_inputs(str(path)), 100))
+    found, rejected = rows_in(path, 100)
     assert sum(rejection.count for rejection in rejected) + len(found) == 300
     assert {place for place, _ in found} >= {*range(100), *range(200, 300)}
 
@@ -206,6 +198,6 @@ def test_a_page_that_does_not_match_its_checksum_is_damaged(tmp_path):
     data = path.read_bytes()
     path.write_bytes(data.replace(b"words 25", b"w\xc3\xb6rd 25", 1))
     assert path.stat().st_size == len(data)
-    found, rejected = rows_in(plan(list_inputs(str(path)), 100))
+    found, rejected = rows_in(path, 100)
     assert found == []
     assert sum(rejection.count for rejection in rejected) == 50

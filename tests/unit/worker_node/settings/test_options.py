@@ -61,17 +61,51 @@ def test_all_problems_of_a_model_are_told_together():
     assert problem.startswith("node.toml: models[0].options: unknown key")
 
 
+NATIVE = """{ MAX_PROMPT_LEN = 2048, MIN_RESPONSE_LEN = 256, PREFILL_HINT = "STATIC", GENERATE_HINT = "BEST_PERF",
+  NPUW_LLM_PREFILL_CHUNK_SIZE = 512, CACHE_DIR = "/cache", NPUW_LLM_ENABLE_PREFIX_CACHING = "YES" }"""
+
+
 @pytest.mark.parametrize(
-    ("native", "ours"),
-    [("MAX_PROMPT_LEN", "max_prompt_len"), ("CACHE_DIR", "compile_cache"), ("PREFILL_HINT", "prefill_hint")],
+    "lines",
+    [
+        [f'placements = [{{ device = "NPU", plugin_config = {NATIVE} }}, "CPU"]'],
+        ['placements = ["NPU"]', f"plugin_config = {NATIVE}"],  # as OpenVINO Model Server has it
+        ["max_prompt_len = 2048", f'placements = [{{ device = "NPU", plugin_config = {NATIVE} }}]'],
+    ],
 )
-def test_a_property_of_the_npu_that_is_a_setting_is_refused_with_its_name(native, ours):
-    line = 'placements = [{{ device = "{}", plugin_config = {{ OTHER = 1, {} = "x" }} }}]'
-    assert problems(line.format("NPU", native)) == [
-        f"node.toml: models[0].placements[0].plugin_config: {native} is a setting of the model: remove it here, and "
-        f"set {ours}"
-    ]
-    assert model_of(line.format("CPU", native)).placements[0].plugin_config == {"OTHER": 1, native: "x"}
+def test_properties_of_the_npu_that_are_settings_here_are_taken_as_these(lines):
+    wanted = model_of(*(line.replace("\n ", "") for line in lines))
+    assert wanted.of(StatefulOptions) == StatefulOptions(
+        max_prompt_len=2048,
+        min_response_len=256,
+        prefill_hint="STATIC",
+        generate_hint="BEST_PERF",
+        prefill_chunk_size=512,
+    )
+    assert wanted.compile_cache == Path("/cache")
+    assert wanted.placements[0].plugin_config == {"NPUW_LLM_ENABLE_PREFIX_CACHING": "YES"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (
+            ["max_prompt_len = 64", 'placements = [{ device = "NPU", plugin_config = { MAX_PROMPT_LEN = 2048 } }]'],
+            "models[0].placements[0].plugin_config.MAX_PROMPT_LEN: is 2048 and max_prompt_len of the model is 64; both "
+            "mean the same: remove one",
+        ),
+        (
+            ['placements = [{ device = "NPU", plugin_config = { MAX_PROMPT_LEN = 0 } }]'],
+            "models[0].max_prompt_len: Input should be greater than 0",
+        ),
+        (
+            ['placements = ["NPU", "CPU"]', "plugin_config = { MAX_PROMPT_LEN = 64 }"],
+            "models[0].plugin_config: unknown key; docs/settings.md has them all",
+        ),
+    ],
+)
+def test_properties_that_cannot_be_taken_are_named_with_the_setting_of_the_same_meaning(lines, problem):
+    assert problems(*lines) == [f"node.toml: {problem}"]
 
 
 def test_an_option_for_another_kind_of_model_is_reported_with_its_path():
