@@ -1,8 +1,7 @@
 """Answers for the rows of a chunk: batches to embed, prompts to answer, patience with the fleet, and the results.
 
-`Patience` waits for a fleet that is down, and finds the row that a node refuses. Only a refusal of the row itself
-rejects it. After any other failure it stays unanswered: the same command answers it later. Nodes refuse a request that
-kills its engine (`request_breaks_engine`), so such a row is found, too.
+Only a refusal of the row itself rejects it, also that of a row which kills its engine (`request_breaks_engine`).
+After any other failure it stays unanswered: the same command answers it later.
 """
 
 from __future__ import annotations
@@ -98,11 +97,13 @@ class Patience:
             self._note_answer()
             return
 
-    async def serve(self, rows: Sequence[int], serve: Serve, refuse: Callable[[int, str], None]) -> None:
+    async def serve(self, rows: Sequence[int], serve: Serve) -> dict[int, str]:
         """Serve the rows in one request; in halves, and halves of halves, where a row of them is refused.
 
-        Raises Unanswered when the request is at fault but not refused, and what `wait` raises when the fleet is.
+        Returns why, by rows. Raises Unanswered when the request is at fault but not refused, and what `wait` raises
+        when the fleet is.
         """
+        refused = {}
 
         async def part(first: int, last: int) -> None:
             try:
@@ -110,9 +111,10 @@ class Patience:
             except (RequestRejected, InvalidAnswer) as error:
                 if last - first > 1 or not refuses_row(error):
                     raise
-                refuse(rows[first], reason_of(error))
+                refused[rows[first]] = reason_of(error)
 
         await in_halves(0, len(rows), part, refuses_row)
+        return refused
 
     async def _send(self, rows: Sequence[int], serve: Serve) -> None:
         failed, pause, began = 0, _FIRST_PAUSE_S, self._clock()
@@ -195,10 +197,9 @@ def reason_of(error: RequestRejected | InvalidAnswer) -> str:
 
 
 class Results:
-    """Results of a chunk, filled part by part: `values` are float32 vectors (n, d), or a list of texts; `columns` say
-    who answered, and how.
+    """Results of a chunk, filled part by part: `values` are float32 vectors (n, d), or a list of texts.
 
-    `refused` says of a row why it has none. `tokens` counts those of all inputs; `served` rows by node and device.
+    `columns` say who answered; `refused`, why a row has no result. `served` counts rows by node and device.
     """
 
     def __init__(self, count: int, job: BulkJob) -> None:
@@ -210,7 +211,6 @@ class Results:
         self.columns["error"] = [""] * count
 
     def put(self, rows: Iterable[int], **values: Any) -> None:
-        """Record what is known of rows, by columns."""
         for name, value in values.items():
             column = self.columns[name]
             for row in rows:
@@ -274,9 +274,8 @@ class Work(ABC):
         async def part(rows: Sequence[int]) -> None:
             async with self._slots:
                 try:
-                    await self._patience.serve(
-                        rows, lambda some: self.serve(inputs, some, results), results.refused.__setitem__
-                    )
+                    refused = await self._patience.serve(rows, lambda some: self.serve(inputs, some, results))
+                    results.refused.update(refused)
                 except Unanswered as error:
                     first, last = chunk.rows[rows[0]], chunk.rows[rows[-1]]
                     where = f"row {first}" if first == last else f"one of the rows {first} to {last}"

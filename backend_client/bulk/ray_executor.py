@@ -114,7 +114,7 @@ class RayExecutor:
             raise WorkerLost("the process died") from None
 
 
-# What runs in a process of the cluster. It belongs to one driver, so to one job: one client serves all its fragments.
+# What runs in a process of the cluster, which belongs to one driver, so to one job.
 
 
 class ProcessWorker:

@@ -60,19 +60,15 @@ class Executor(Protocol):
 
     async def probe(self, job: BulkJob | None) -> Probe:
         """What the nodes answer with; with a job, in its vector space only. Raises NPUError."""
-        ...
 
     async def submit(self, job: BulkJob, fragment: Fragment) -> Receipt:
         """Process a fragment of the job. Raises WorkerLost, or what `process` raises."""
-        ...
 
     async def changed(self) -> None:
         """Return when `slots` may have changed."""
-        ...
 
     async def close(self) -> None:
         """End the work that is under way."""
-        ...
 
 
 class Worker:
@@ -85,6 +81,7 @@ class Worker:
         self._request = request
         self._settings = settings
         self._client: InferenceClient | NPUClient | None = None
+        self._npu: NPUClient
         self._bound: BulkJob | None = None
         self._ready: tuple[Store, Work] | None = None
         self._preparing = asyncio.Lock()
@@ -95,8 +92,8 @@ class Worker:
         Raises RequestRejected (ModelNotFound for example) at once, and ConfigurationError when the nodes answer in
         another space than the job's.
         """
-        npu = (await self._connected(job))[1]
-        options, request, found = self._options(job), self._request, list[Probe]()
+        await self._connected(job)
+        npu, options, request, found = self._npu, self._options(job), self._request, list[Probe]()
 
         async def ask() -> None:
             if request.kind == "generate":
@@ -136,28 +133,32 @@ class Worker:
             self._client = None
 
     async def _prepared(self, job: BulkJob) -> tuple[Store, Work]:
-        client, npu = await self._connected(job)
-        await npu.health()
+        client = await self._connected(job)
+        await self._npu.health()
         request = self._request
         store = await in_daemon_thread(lambda: open_store(request.out), "open output")
-        embeds = job.kind == "embed"
-        usual = client.core.nodes.concurrency() if embeds else max(1, len(npu.status())) * _PROMPTS_PER_NODE
-        kind = Embedding if embeds else Generation
-        return store, kind(client, self._options(job), job, request, request.concurrency or usual)
+        if job.kind == "embed":
+            slots = request.concurrency or client.core.nodes.concurrency()
+            return store, Embedding(client, self._options(job), job, request, slots)
+        slots = request.concurrency or max(1, len(self._npu.status())) * _PROMPTS_PER_NODE
+        return store, Generation(client, self._options(job), job, request, slots)
 
-    async def _connected(self, job: BulkJob | None) -> tuple[InferenceClient | NPUClient, NPUClient]:
-        """The client and the one of its nodes alone, bound to the job's space once there is a job."""
+    async def _connected(self, job: BulkJob | None) -> InferenceClient | NPUClient:
+        """The client, bound to the job's space once there is a job. Without leave for the cloud, it has none."""
         if self._bound != job:
             await self.close()
         if self._client is None:
             self._bound = job
             spaces = {job.model: job.space} if job is not None and job.space else {}
             settings = self._settings.model_copy(update={"spaces": {**self._settings.spaces, **spaces}})
-            cloud = self._request.allow_cloud and not settings.local_only
-            self._client = (InferenceClient if cloud else NPUClient).from_settings(settings)
+            if self._request.allow_cloud and not settings.local_only:
+                self._client = client = InferenceClient.from_settings(settings)
+                self._npu = client.npu
+            else:
+                self._client = self._npu = NPUClient.from_settings(settings)
             if job is not None and job.space:
-                _nodes_of(self._client).fleet.runtime.bindings.bind_dimensions(job.space, job.dimensions)
-        return self._client, _nodes_of(self._client)
+                self._npu.fleet.runtime.bindings.bind_dimensions(job.space, job.dimensions)
+        return self._client
 
     def _options(self, job: BulkJob | None) -> CallOptions:
         request = self._request
@@ -167,10 +168,6 @@ class Worker:
             priority="batch",
             require_device=request.require_device,
         )
-
-
-def _nodes_of(client: InferenceClient | NPUClient) -> NPUClient:
-    return client.npu if isinstance(client, InferenceClient) else client
 
 
 async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) -> Receipt:
