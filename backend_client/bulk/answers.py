@@ -1,8 +1,7 @@
 """Answers for the rows of a chunk: batches to embed, prompts to answer, patience with the fleet, and the results.
 
-`Patience` waits for a fleet that is down, and finds the row that a node refuses. Only a refusal of the row itself
-rejects it. After any other failure it stays unanswered: the same command answers it later. Nodes refuse a request that
-kills its engine (`request_breaks_engine`), so such a row is found, too.
+Only a refusal of the row itself rejects it, also that of a row which kills its engine (`request_breaks_engine`).
+After any other failure it stays unanswered: the same command answers it later.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class Unanswered(NPUError):
 class Patience:
     """Waits for a fleet that is down, and tells it from a request that always fails.
 
-    A failed request is sent again only after the fleet has answered another one: that of other rows, else the `probe`.
-    So a request that fails `attempts` times is itself at fault. Gives up when nothing is answered for `limit` seconds.
+    A failed request is sent again only after the fleet has answered another one, of other rows or the `probe`. So one
+    that fails `attempts` times is itself at fault. Gives up when nothing is answered for `limit` seconds.
     """
 
     def __init__(
@@ -78,8 +77,7 @@ class Patience:
     async def wait(self, final: tuple[type[NPUError], ...] = ()) -> None:
         """Send the probe until it is answered; a refusal is an answer.
 
-        Raises NPUUnavailableError when nothing was answered for `limit` seconds; AuthenticationFailed and `final`
-        errors at once.
+        Raises NPUUnavailableError after the limit; AuthenticationFailed and `final` errors at once.
         """
         pause = _FIRST_PAUSE_S
         while True:
@@ -98,11 +96,12 @@ class Patience:
             self._note_answer()
             return
 
-    async def serve(self, rows: Sequence[int], serve: Serve, refuse: Callable[[int, str], None]) -> None:
-        """Serve the rows in one request; in halves, and halves of halves, where a row of them is refused.
+    async def serve(self, rows: Sequence[int], serve: Serve) -> dict[int, str]:
+        """Serve the rows in one request, and in halves where a row of them is refused. Returns why, by rows.
 
-        Raises Unanswered when the request is at fault but not refused, and what `wait` raises when the fleet is.
+        Raises Unanswered when the request is at fault but not refused, and what `wait` raises.
         """
+        refused = {}
 
         async def part(first: int, last: int) -> None:
             try:
@@ -110,9 +109,10 @@ class Patience:
             except (RequestRejected, InvalidAnswer) as error:
                 if last - first > 1 or not refuses_row(error):
                     raise
-                refuse(rows[first], reason_of(error))
+                refused[rows[first]] = reason_of(error)
 
         await in_halves(0, len(rows), part, refuses_row)
+        return refused
 
     async def _send(self, rows: Sequence[int], serve: Serve) -> None:
         failed, pause, began = 0, _FIRST_PAUSE_S, self._clock()
@@ -145,7 +145,7 @@ class Patience:
                 )
 
     async def _another_answer(self, failure: NPUError, pause: float) -> None:
-        """Return when the fleet has answered a request since this failure. Raises as `wait` does."""
+        """Return when the fleet has answered a request since this failure."""
         answers = self._answers
         await self._pause(failure, pause)
         async with self._probing:
@@ -173,7 +173,7 @@ def _like(failure: NPUError, message: str) -> NPUUnavailableError:
 
 
 def refuses_row(error: NPUError) -> bool:
-    """Whether the error is about the row that was sent, and not about the nodes, their models, the key or the cloud."""
+    """Whether the error is about the row that was sent, not about nodes, models, the key or the cloud."""
     if isinstance(error, RequestRejected) and not isinstance(
         error, AuthenticationFailed | ModelNotFound | CloudRejected
     ):
@@ -182,7 +182,7 @@ def refuses_row(error: NPUError) -> bool:
 
 
 def reason_of(error: RequestRejected | InvalidAnswer) -> str:
-    """Why a row was refused, without the name of a node: the same on every run."""
+    """Why a row was refused, the same on every run: without the name of a node."""
     if isinstance(error, InvalidAnswer):
         return "the answer does not match the schema"
     if isinstance(error, ContextLengthExceeded):
@@ -195,10 +195,9 @@ def reason_of(error: RequestRejected | InvalidAnswer) -> str:
 
 
 class Results:
-    """Results of a chunk, filled part by part: `values` are float32 vectors (n, d), or a list of texts; `columns` say
-    who answered, and how.
+    """Results of a chunk, filled part by part: `values` are vectors (n, d), float32, or a list of texts.
 
-    `refused` says of a row why it has none. `tokens` counts those of all inputs; `served` rows by node and device.
+    `columns` say who answered; `refused`, why a row has no result. `served` counts rows by node and device.
     """
 
     def __init__(self, count: int, job: BulkJob) -> None:
@@ -210,14 +209,13 @@ class Results:
         self.columns["error"] = [""] * count
 
     def put(self, rows: Iterable[int], **values: Any) -> None:
-        """Record what is known of rows, by columns."""
         for name, value in values.items():
             column = self.columns[name]
             for row in rows:
                 column[row] = value
 
     def put_origin(self, rows: Sequence[int], origin: Origin) -> None:
-        """Record who served rows in one request. Its NPU time is divided among them so that the sum is exact."""
+        """Record who served a request. Its NPU time is divided among its rows so that the sum is exact."""
         self.put(rows, model=origin.model, node=origin.node, device=origin.device, emulated=origin.emulated)
         if origin.npu_busy_delta_us is not None:
             share, rest = divmod(origin.npu_busy_delta_us, len(rows))
@@ -226,7 +224,7 @@ class Results:
         self.served[f"{origin.node} {origin.device or origin.source}"] += len(rows)
 
     def values_of(self, rows: list[int]) -> Any:
-        """The values of these rows, as an Arrow array: of vectors, fixed-size lists."""
+        """The values of these rows as an Arrow array."""
         pa = need("pyarrow")
         if isinstance(self.values, list):
             return pa.array([self.values[row] for row in rows], pa.string())
@@ -235,7 +233,7 @@ class Results:
 
 
 class Work(ABC):
-    """What is done with the inputs of rows. At most `slots` requests are on their way at once, over all chunks."""
+    """What is done with the inputs of rows, in at most `slots` requests at once."""
 
     def __init__(
         self,
@@ -262,11 +260,10 @@ class Work(ABC):
         """Send one request, and keep what comes back."""
 
     def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:  # noqa: ARG002
-        """The rows of each request: one."""
+        """The rows of each request."""
         return [[row] for row in rows]
 
     async def run(self, chunk: Chunk) -> Results:
-        """The results of the rows, and why some were refused. Raises what `Patience.serve` raises."""
         inputs = chunk.inputs
         results = Results(len(inputs), self.job)
         results.refused = {row: problem for row, value in enumerate(inputs) if (problem := self.job.problem(value))}
@@ -274,9 +271,8 @@ class Work(ABC):
         async def part(rows: Sequence[int]) -> None:
             async with self._slots:
                 try:
-                    await self._patience.serve(
-                        rows, lambda some: self.serve(inputs, some, results), results.refused.__setitem__
-                    )
+                    refused = await self._patience.serve(rows, lambda some: self.serve(inputs, some, results))
+                    results.refused.update(refused)
                 except Unanswered as error:
                     first, last = chunk.rows[rows[0]], chunk.rows[rows[-1]]
                     where = f"row {first}" if first == last else f"one of the rows {first} to {last}"
@@ -288,8 +284,6 @@ class Work(ABC):
 
 
 class Embedding(Work):
-    """Embeds texts in batches."""
-
     def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:
         parts = cut([inputs[row] for row in rows], self.client.core.options.batch)
         return [rows[start:stop] for start, stop in parts]
@@ -307,7 +301,7 @@ class Embedding(Work):
 
 
 class Generation(Work):
-    """Answers row by row: with a schema, or messages, as chats; a plain prompt with `generate`."""
+    """Answers row by row: as chats with a schema or messages, else as prompts."""
 
     def _schema(self) -> Any:
         return self.job.options.get("response_schema")
@@ -378,7 +372,6 @@ async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks and wait until they have ended."""
     ended = list(tasks)
     for task in ended:
         task.cancel()

@@ -36,7 +36,7 @@ _LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a node answered a first small request with. `excluded` are nodes in another vector space than the job's."""
+    """What a node answered a first small request with. `excluded` nodes are in another vector space."""
 
     model: str
     space: str
@@ -49,7 +49,7 @@ class WorkerLost(Exception):
 
 
 class Executor(Protocol):
-    """Processes fragments, `slots` of them at once, which may change. `lost`: workers that died so far.
+    """Processes fragments, `slots` of them at once, which may change. `lost`: workers that died.
 
     `isolated`: a fragment that kills the process which works on it ends no other work.
     """
@@ -60,23 +60,19 @@ class Executor(Protocol):
 
     async def probe(self, job: BulkJob | None) -> Probe:
         """What the nodes answer with; with a job, in its vector space only. Raises NPUError."""
-        ...
 
     async def submit(self, job: BulkJob, fragment: Fragment) -> Receipt:
         """Process a fragment of the job. Raises WorkerLost, or what `process` raises."""
-        ...
 
     async def changed(self) -> None:
         """Return when `slots` may have changed."""
-        ...
 
     async def close(self) -> None:
         """End the work that is under way."""
-        ...
 
 
 class Worker:
-    """Processes fragments in this event loop, with one client of the nodes for all of them: see Executor."""
+    """Processes fragments in this event loop, with one client for all of them: see Executor."""
 
     def __init__(self, request: BulkRequest, settings: ClientSettings) -> None:
         self.lost = 0
@@ -85,18 +81,18 @@ class Worker:
         self._request = request
         self._settings = settings
         self._client: InferenceClient | NPUClient | None = None
+        self._npu: NPUClient
         self._bound: BulkJob | None = None
         self._ready: tuple[Store, Work] | None = None
         self._preparing = asyncio.Lock()
 
     async def probe(self, job: BulkJob | None) -> Probe:
-        """Send one small request to a node, never to the cloud; again while no node answers and the patience allows.
+        """Send a small request to a node, never to the cloud, until one answers or the patience ends.
 
-        Raises RequestRejected (ModelNotFound for example) at once, and ConfigurationError when the nodes answer in
-        another space than the job's.
+        Raises RequestRejected at once, and ConfigurationError for nodes in another space than the job's.
         """
-        npu = (await self._connected(job))[1]
-        options, request, found = self._options(job), self._request, list[Probe]()
+        await self._connected(job)
+        npu, options, request, found = self._npu, self._options(job), self._request, list[Probe]()
 
         async def ask() -> None:
             if request.kind == "generate":
@@ -127,7 +123,6 @@ class Worker:
         return await process(fragment, job, *self._ready)
 
     async def changed(self) -> None:
-        """See Executor: its slots never do."""
         await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
@@ -136,28 +131,32 @@ class Worker:
             self._client = None
 
     async def _prepared(self, job: BulkJob) -> tuple[Store, Work]:
-        client, npu = await self._connected(job)
-        await npu.health()
+        client = await self._connected(job)
+        await self._npu.health()
         request = self._request
         store = await in_daemon_thread(lambda: open_store(request.out), "open output")
-        embeds = job.kind == "embed"
-        usual = client.core.nodes.concurrency() if embeds else max(1, len(npu.status())) * _PROMPTS_PER_NODE
-        kind = Embedding if embeds else Generation
-        return store, kind(client, self._options(job), job, request, request.concurrency or usual)
+        if job.kind == "embed":
+            slots = request.concurrency or client.core.nodes.concurrency()
+            return store, Embedding(client, self._options(job), job, request, slots)
+        slots = request.concurrency or max(1, len(self._npu.status())) * _PROMPTS_PER_NODE
+        return store, Generation(client, self._options(job), job, request, slots)
 
-    async def _connected(self, job: BulkJob | None) -> tuple[InferenceClient | NPUClient, NPUClient]:
-        """The client and the one of its nodes alone, bound to the job's space once there is a job."""
+    async def _connected(self, job: BulkJob | None) -> InferenceClient | NPUClient:
+        """The client, bound to the job's space once there is a job; without leave for the cloud, of nodes alone."""
         if self._bound != job:
             await self.close()
         if self._client is None:
             self._bound = job
             spaces = {job.model: job.space} if job is not None and job.space else {}
             settings = self._settings.model_copy(update={"spaces": {**self._settings.spaces, **spaces}})
-            cloud = self._request.allow_cloud and not settings.local_only
-            self._client = (InferenceClient if cloud else NPUClient).from_settings(settings)
+            if self._request.allow_cloud and not settings.local_only:
+                self._client = client = InferenceClient.from_settings(settings)
+                self._npu = client.npu
+            else:
+                self._client = self._npu = NPUClient.from_settings(settings)
             if job is not None and job.space:
-                _nodes_of(self._client).fleet.runtime.bindings.bind_dimensions(job.space, job.dimensions)
-        return self._client, _nodes_of(self._client)
+                self._npu.fleet.runtime.bindings.bind_dimensions(job.space, job.dimensions)
+        return self._client
 
     def _options(self, job: BulkJob | None) -> CallOptions:
         request = self._request
@@ -169,15 +168,10 @@ class Worker:
         )
 
 
-def _nodes_of(client: InferenceClient | NPUClient) -> NPUClient:
-    return client.npu if isinstance(client, InferenceClient) else client
-
-
 async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) -> Receipt:
     """Serve the fragment and commit its file, unless another process was first.
 
-    Raises OSError when the input cannot be read, OutputFailed when the output cannot be written, and NPUError when
-    the fleet cannot serve it.
+    Raises OSError when the input cannot be read, OutputFailed, and NPUError when the fleet cannot serve it.
     """
     mark = f"{BEGUN}/{fragment.id}"
 
@@ -211,7 +205,7 @@ async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) ->
 
 
 async def _serve_rows(fragment: Fragment, job: BulkJob, work: Work, writer: Writer) -> None:
-    """Read, serve and write all rows, with no more chunks in memory than the nodes need."""
+    """With no more chunks in memory than the nodes need."""
     pending: deque[tuple[Chunk, asyncio.Task[Results]]] = deque()
     chunks = read(fragment, job)
 
@@ -232,10 +226,7 @@ async def _serve_rows(fragment: Fragment, job: BulkJob, work: Work, writer: Writ
 
 
 async def _output(work: Callable[[], R]) -> R:
-    """Run blocking work on the output in a thread.
-
-    Raises OutputFailed where every fragment would fail alike, and OSError for what may pass.
-    """
+    """Run blocking work in a thread. Raises OutputFailed where every fragment would fail alike, else OSError."""
     # A thread cannot be cancelled: who is goes when it has ended, so that nobody closes the file beneath it.
     try:
         return await uninterrupted(in_daemon_thread(work, "write output"))
@@ -247,7 +238,7 @@ async def _output(work: Callable[[], R]) -> R:
 
 
 async def uninterrupted(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Run a coroutine to its end, however often the caller is cancelled meanwhile; it is raised only then."""
+    """Run to the end, however often the caller is cancelled meanwhile; that is raised only then."""
     task = asyncio.create_task(coroutine)
     interruption: asyncio.CancelledError | None = None
     while not task.done():

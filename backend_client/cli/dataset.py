@@ -55,30 +55,25 @@ class Bar:
             return
         self._last = now
         seconds = max(now - self._began, 1e-9)
-        rate = progress.rows_now / seconds
-        here = progress.done - self._before
-        remaining = seconds / here * (progress.fragments - progress.done) if here else None
-        line = progress_line(progress, rate, remaining)
+        rate, here = progress.rows_now / seconds, progress.done - self._before
+        left = seconds / here * (progress.fragments - progress.done) if here else None
         if self._form == "json":
             names = ("fragments", "done", "running", "rows", "rejected", "failures", "lost")
             shown = {name: getattr(progress, name) for name in names} | {"quarantined": len(progress.quarantined)}
-            left = None if remaining is None else round(remaining)
-            times = {"rows_per_second": round(rate, 1), "seconds_left": left}
+            times = {"rows_per_second": round(rate, 1), "seconds_left": None if left is None else round(left)}
             print(json.dumps({"event": "progress", **shown, **times}), flush=True)
-        elif self._form == "log":
+            return
+        # `12/40 fragments, 300 rows/s, 2:13 left, 1 rejected`
+        parts = [f"{progress.done}/{progress.fragments} fragments", f"{rate:.0f} rows/s"]
+        parts.append(f"{clock_time(left)} left" if left is not None else f"{progress.running} under way")
+        counts = {"rejected": progress.rejected, "failed": progress.failures, "quarantined": len(progress.quarantined)}
+        line = ", ".join(parts + [f"{count} {name}" for name, count in counts.items() if count])
+        if self._form == "log":
             print(f"npu-client: {line}", file=sys.stderr, flush=True)
         else:
             # Shorter than a line of what standard error is, so that it can be drawn over.
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
             print(f"\r{line[: columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def progress_line(progress: Progress, rate: float, remaining: float | None) -> str:
-    """`12/40 fragments, 300 rows/s, 2:13 left, 1 rejected`."""
-    parts = [f"{progress.done}/{progress.fragments} fragments", f"{rate:.0f} rows/s"]
-    parts.append(f"{clock_time(remaining)} left" if remaining is not None else f"{progress.running} under way")
-    counts = {"rejected": progress.rejected, "failed": progress.failures, "quarantined": len(progress.quarantined)}
-    return ", ".join(parts + [f"{count} {name}" for name, count in counts.items() if count])
 
 
 def clock_time(seconds: float) -> str:
@@ -143,14 +138,16 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="requests that no node can serve (a prompt, a batch of texts) may go to the cloud",
     )
-    parser.add_argument("--resume", action="store_true", help="continue the job that OUT has (the default)")
     parser.add_argument("--status", action="store_true", help="show how far the job is, and do nothing")
     parser.add_argument("--json", action="store_true", help="print progress and the report as JSON, one object a line")
 
 
 async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
     """Run the job, or show what there is."""
-    request = _checked_request(args)
+    try:
+        request = _request(args)
+    except ConfigurationError as error:
+        raise WrongUsage(error.message) from None
     if args.status:
         found = await status(request)
         show_report(found, as_json=args.json)
@@ -192,14 +189,6 @@ def _interruptible() -> Iterator[None]:
             loop.remove_signal_handler(signal.SIGTERM)
 
 
-def _checked_request(args: argparse.Namespace) -> BulkRequest:
-    try:
-        return _request(args)
-    except ConfigurationError as error:
-        problem = error.message
-    raise WrongUsage(problem)
-
-
 def _request(args: argparse.Namespace) -> BulkRequest:
     messages = args.kind == "generate" and args.messages_column is not None
     if args.kind == "embed":
@@ -212,25 +201,17 @@ def _request(args: argparse.Namespace) -> BulkRequest:
             options["response_schema"] = _schema(args.response_schema)
     # Flags have the names of fields, but for these.
     given = {item.name: getattr(args, item.name) for item in fields(BulkRequest) if hasattr(args, item.name)}
-    keep = None if args.keep_columns is None else _columns(args.keep_columns)
-    given |= {"column": column, "messages": messages, "keep": keep, "options": options, "shard": _shard(args.shard)}
+    given |= {"column": column, "messages": messages, "options": options, "keep": None, "shard": None}
+    if args.keep_columns is not None:
+        given["keep"] = tuple(args.keep_columns.split(","))
+        if not all(given["keep"]):
+            raise ConfigurationError("--keep-columns names columns, such as id,title: a name is empty")
+    if args.shard is not None:
+        index, _, count = args.shard.partition("/")
+        if not (index.isdecimal() and count.isdecimal()):
+            raise ConfigurationError(f"--shard is I/N, such as 3/16, not {args.shard}")
+        given["shard"] = int(index), int(count)
     return BulkRequest(**given)
-
-
-def _columns(value: str) -> tuple[str, ...]:
-    names = tuple(value.split(","))
-    if not all(names):
-        raise ConfigurationError("--keep-columns names columns, such as id,title: a name is empty")
-    return names
-
-
-def _shard(value: str | None) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    index, _, count = value.partition("/")
-    if not (index.isdecimal() and count.isdecimal()):
-        raise ConfigurationError(f"--shard is I/N, such as 3/16, not {value}")
-    return int(index), int(count)
 
 
 def _schema(path: Path) -> Any:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.support.speech import SPEECH
+from tests.support.waiting import eventually
 from worker_node.core.errors import EngineUnavailable
 from worker_node.tasks.transcribe.service import AudioDecoder, Voice
 
@@ -45,9 +46,7 @@ async def test_a_killed_listener_is_replaced_once_and_then_told_as_retryable(tmp
             killed.add(pid)
             os.kill(pid, signal.SIGKILL)
             # When it is gone, who reads the pipe is the next one.
-            async with asyncio.timeout(60):
-                while psutil.pid_exists(pid):
-                    await asyncio.sleep(0.01)
+            await eventually(lambda pid=pid: not psutil.pid_exists(pid))
         with pytest.raises(EngineUnavailable, match="killed; the request can be sent again"):
             await listening
         assert len(killed) == 2

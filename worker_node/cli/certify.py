@@ -16,7 +16,7 @@ from worker_node.core.errors import ConfigurationError, ModelNotFound
 
 if TYPE_CHECKING:
     from worker_node.devices.probe import Probe
-    from worker_node.models.passports import Passport, PassportStore
+    from worker_node.models.passports import CheckResult, Passport, PassportStore
     from worker_node.settings import ModelSettings, NodeSettings
 
 
@@ -69,7 +69,7 @@ def _minutes(text: str) -> float:
 
 
 def add_passports(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("passports", help="list, show and import passports")
+    parser = commands.add_parser("passports", help="list, show, compare, export and import passports")
     add_config(parser)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="all passports that count")
@@ -77,13 +77,21 @@ def add_passports(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "--json", action="store_true", help="as JSON, one array, with each placement of the settings and its state"
     )
     listing.set_defaults(act=_list)
-    show = actions.add_parser("show", help="one passport as JSON, as another node imports it")
-    show.add_argument("name", metavar="NAME", help="a name of the list, or a file")
-    show.set_defaults(act=_show)
+    for name, text, act in (
+        ("show", "one passport, as JSON", _show),
+        ("export", "one passport, in the form that another node imports", _show),
+        ("diff", "what two passports differ in; exit status: 0 nothing, 1 something", _diff),
+    ):
+        action = actions.add_parser(name, help=text)
+        for given in ("name", "other") if act is _diff else ("name",):
+            action.add_argument(given, metavar="NAME", help="a name of the list, or a file")
+        action.set_defaults(act=act)
     keep = actions.add_parser("import", help="keep a passport that a trusted key signed")
-    keep.add_argument("name", metavar="FILE", help="what show printed on another node")
+    keep.add_argument("name", metavar="FILE", help="what export printed on another node")
     keep.set_defaults(act=_import)
     actions.add_parser("keys", help="the public keys that are trusted").set_defaults(act=_keys)
+    rotate = actions.add_parser("rotate", help="make a new key for this node; what the old one signed still counts")
+    rotate.set_defaults(act=_rotate)
     parser.set_defaults(run=_passports)
 
 
@@ -274,22 +282,46 @@ def _result(passport: Passport | None) -> dict[str, Any]:
     return {"verdict": passport.verdict, "max_prompt_tokens": limit, "made": passport.made, "failed": failed}
 
 
-def _show(args: argparse.Namespace, store: PassportStore) -> int:
+def _find(store: PassportStore, name: str) -> Passport:
+    """A passport of the list, or of a file, which may be one that does not count here."""
     from worker_node.models.passports import Passport
 
-    if Path(args.name).is_file():
-        passport = Passport.read(Path(args.name).read_bytes())
+    if Path(name).is_file():
+        passport = Passport.read(Path(name).read_bytes())
         try:
             passport.check_signature(store.keys())
         except ConfigurationError as error:
-            say(f"{args.name} would not count here: {error.message}")
-    else:
-        by_name = {kept.file_name.removesuffix(".json"): kept for kept in store.list()}
-        if args.name not in by_name:
-            raise ConfigurationError(f"there is no passport {args.name}; npu-node passports list shows their names")
-        passport = by_name[args.name]
-    print(passport.model_dump_json(indent=1))
+            say(f"{name} would not count here: {error.message}")
+        return passport
+    for kept in store.list():
+        if kept.file_name.removesuffix(".json") == name:
+            return kept
+    raise ConfigurationError(f"there is no passport {name}; npu-node passports list shows their names")
+
+
+def _show(args: argparse.Namespace, store: PassportStore) -> int:
+    print(_find(store, args.name).model_dump_json(indent=1))
     return 0
+
+
+def _diff(args: argparse.Namespace, store: PassportStore) -> int:
+    """Print what they hold for and what was found, where it differs, and each check with another result."""
+    passports = [_find(store, name) for name in (args.name, args.other)]
+    one, other = (each.model_dump(mode="json", exclude={"signature", "made", "checks"}) for each in passports)
+    differing = [f"{name}: {one[name]} | {other[name]}" for name in one if one[name] != other[name]]
+
+    first, second = ({check.name: check for check in each.checks} for each in passports)
+    for name in {**first, **second}:
+        before, after = first.get(name), second.get(name)
+        if before is None or after is None or before.status != after.status:
+            differing.append(f"{name}: {_result_of(before)} | {_result_of(after)}")
+    for line in differing:
+        print(line)
+    return 1 if differing else 0
+
+
+def _result_of(check: CheckResult | None) -> str:
+    return "not made" if check is None else f"{check.status} {check.detail}"
 
 
 def _import(args: argparse.Namespace, store: PassportStore) -> int:
@@ -304,4 +336,9 @@ def _import(args: argparse.Namespace, store: PassportStore) -> int:
 def _keys(_args: argparse.Namespace, store: PassportStore) -> int:
     for key in sorted(store.keys()):
         print(key)
+    return 0
+
+
+def _rotate(_args: argparse.Namespace, store: PassportStore) -> int:
+    print(store.rotate())
     return 0

@@ -21,7 +21,7 @@ from worker_node.core.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 _MOST_BYTES = 1_000_000
-_KEY, _PUBLIC_KEY = "private.key", "public.key"
+_KEY, _PUBLIC_KEYS = "private.key", "public.keys"
 _HASH = r"^[0-9a-f]{64}$"
 _NAMES = {"model_hash": "model", "settings_hash": "settings", "openvino": "OpenVINO version"}
 Verdict = Literal["certified", "limited", "failed", "incomplete"]
@@ -197,7 +197,14 @@ def standing(passports: Iterable[Passport], identity: Identity) -> Standing:
         given, found = asdict(passport.identity), asdict(identity)
         changed = tuple(name for name in found if given[name] != found[name])
         if not changed:
-            return Standing(passport.verdict, _words(passport), passport)
+            failed = [check.name for check in passport.checks if check.status == "failed"]
+            emulated = ", of an emulated NPU" if passport.emulated else ""
+            words = f"at {passport.made}, compared with {passport.reference}{emulated}"
+            if passport.verdict == "failed":
+                words = f"failed at {passport.made}: {', '.join(failed) or 'see the passport'}"
+            elif passport.verdict == "limited":
+                words = f"prompts up to {passport.limits.max_prompt_tokens} tokens, at {passport.made}"
+            return Standing(passport.verdict, words, passport)
         if best is not NOT_CERTIFIED:
             continue
         names = " and the ".join(_NAMES.get(name, name) for name in changed)
@@ -208,8 +215,8 @@ def standing(passports: Iterable[Passport], identity: Identity) -> Standing:
 class PassportStore:
     """The passports of a directory, and the node's key beside them (mode 0600; leave it out of backups).
 
-    The node's key and the `trusted` ones may sign. Everything but the private key may be read by other users: root
-    certifies, and a service reads the result. Raises ConfigurationError.
+    The node's key, those that it replaced, and the `trusted` ones may sign. Everything but the private key may be read
+    by other users: root certifies, and a service reads the result. Raises ConfigurationError.
     """
 
     def __init__(self, directory: Path, trusted: Sequence[str] = ()) -> None:
@@ -250,14 +257,11 @@ class PassportStore:
         return found
 
     def keys(self) -> frozenset[str]:
-        """The public keys that are trusted (hex): the node's own, and those of the settings."""
-        path = self.directory / _PUBLIC_KEY
+        """The public keys that are trusted (hex): the node's own, also replaced ones, and those of the settings."""
         try:
-            return self._trusted | set(path.read_text(encoding="ascii", errors="replace").split())
-        except FileNotFoundError:
-            return self._trusted
-        except OSError as error:
-            log.warning("%s cannot be read (%s): what this node signed does not count", path, error.strerror)
+            return self._trusted | self._own_keys()
+        except ConfigurationError as error:
+            log.warning("%s; what this node signed does not count", error.message)
             return self._trusted
 
     def of(self, model: str, device: str) -> Sequence[Passport]:
@@ -268,18 +272,43 @@ class PassportStore:
         """The node's key, which is made if there is none. Raises ConfigurationError."""
         path = self.directory / _KEY
         if not path.exists():
-            made = Ed25519PrivateKey.generate().private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-            self._write(_KEY, made, mode=0o600)
+            self.rotate()
         try:
             key = serialization.load_pem_private_key(path.read_bytes(), None)
         except (OSError, ValueError) as error:
-            raise ConfigurationError(f"{path} cannot be used: {error}; remove it, and a new one is made") from None
+            raise ConfigurationError(
+                f"{path} cannot be used: {error}; npu-node passports rotate makes another"
+            ) from None
         if not isinstance(key, Ed25519PrivateKey):
-            raise ConfigurationError(f"{path} must hold an Ed25519 key; remove it, and a new one is made")
-        self._write(_PUBLIC_KEY, _public(key.public_key()).encode())
+            raise ConfigurationError(f"{path} must hold an Ed25519 key; npu-node passports rotate makes another")
+        self._keep_public(key)
         return key
+
+    def rotate(self) -> str:
+        """Replace the node's key, and return the new public one. What the old one signed counts until it expires."""
+        key = Ed25519PrivateKey.generate()
+        content = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        # First the public one: interrupted between the two, no key would sign what nobody trusts.
+        public = self._keep_public(key)
+        self._write(_KEY, content, mode=0o600)
+        return public
+
+    def _own_keys(self) -> set[str]:
+        path = self.directory / _PUBLIC_KEYS
+        try:
+            return set(path.read_text(encoding="ascii", errors="replace").split())
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+
+    def _keep_public(self, key: Ed25519PrivateKey) -> str:
+        public, known = _public(key.public_key()), self._own_keys()
+        if public not in known:
+            self._write(_PUBLIC_KEYS, "".join(f"{each}\n" for each in sorted({*known, public})).encode())
+        return public
 
     def _write(self, name: str, content: bytes, mode: int = 0o644) -> None:
         path = self.directory / name
@@ -301,16 +330,6 @@ class PassportStore:
 def now() -> str:
     """The time, as passports have it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _words(passport: Passport) -> str:
-    failed = [check.name for check in passport.checks if check.status == "failed"]
-    if passport.verdict == "failed":
-        return f"failed at {passport.made}: {', '.join(failed) or 'see the passport'}"
-    if passport.verdict == "limited":
-        return f"prompts up to {passport.limits.max_prompt_tokens} tokens, at {passport.made}"
-    emulated = ", of an emulated NPU" if passport.emulated else ""
-    return f"at {passport.made}, compared with {passport.reference}{emulated}"
 
 
 def _public(key: Ed25519PublicKey) -> str:

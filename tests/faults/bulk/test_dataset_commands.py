@@ -37,7 +37,7 @@ def test_a_job_reports_in_json_and_is_finished_once(fleet, source, tmp_path, cap
     assert {event["event"] for event in progress} == {"progress"}
     assert (report["event"], report["exit_code"], report["success"]) == ("report", 0, True)
     assert (report["rows"], report["rejected"], report["done"]) == (1000, 3, report["fragments"])
-    assert main(["embed-dataset", source, out, *ARGUMENTS, "--status", "--resume"]) == 0
+    assert main(["embed-dataset", source, out, *ARGUMENTS, "--status"]) == 0
     assert capsys.readouterr().out == f"{report['done']} of {report['done']} fragments, 1000 rows, 3 rejected\n"
     served = len(fleet.sent("/embeddings"))
     read_only(monkeypatch)

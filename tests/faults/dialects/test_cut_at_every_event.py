@@ -11,7 +11,7 @@ import pytest
 from tests.support.application import application
 from tests.support.writing import WRITER, WritingEngine, writing_models
 from worker_node.http.connection import ConnectionLimits, Connections
-from worker_node.http.errors import error_response
+from worker_node.http.replies import error_response
 from worker_node.tasks.generate.answer import detokenizer
 from worker_node.tasks.generate.messages import TokenDelta
 
@@ -21,6 +21,8 @@ CALL = '<tool_call>[{"name": "go", "arguments": {"to": 1}}]</tool_call>'
 CUT = re.compile(r"cut after (\d+)")
 GO = {"name": "go", "parameters": {"type": "object", "properties": {"to": {"type": "integer"}}}}
 TOOLS = [{"type": "function", "function": GO}]
+FLAT_TOOLS = [{"type": "function", **GO}]
+USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 
 def turns(prompt):
@@ -30,20 +32,12 @@ def turns(prompt):
 # By name: the route, the body, and what its answer is.
 FORMS = {
     "chat": ("/v1/chat/completions", turns, TEXT),
-    "chat with usage": (
-        "/v1/chat/completions",
-        lambda prompt: turns(prompt) | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-        TEXT,
-    ),
+    "chat with usage": ("/v1/chat/completions", lambda prompt: turns(prompt) | {"stream_options": USAGE}, TEXT),
     "chat with two choices": ("/v1/chat/completions", lambda prompt: turns(prompt) | {"n": 2}, TEXT),
     "chat with tools": ("/v1/chat/completions", lambda prompt: turns(prompt) | {"tools": TOOLS}, CALL),
     "completions": ("/v1/completions", lambda prompt: {"prompt": prompt, "max_tokens": 99}, TEXT),
     "responses": ("/v1/responses", lambda prompt: {"input": prompt}, TEXT),
-    "responses with tools": (
-        "/v1/responses",
-        lambda prompt: {"input": prompt, "tools": [{"type": "function", **GO}]},
-        CALL,
-    ),
+    "responses with tools": ("/v1/responses", lambda prompt: {"input": prompt, "tools": FLAT_TOOLS}, CALL),
     "Ollama chat": ("/api/chat", turns, TEXT),
     "Ollama chat with tools": ("/api/chat", lambda prompt: turns(prompt) | {"tools": TOOLS}, CALL),
     "Ollama generate": ("/api/generate", lambda prompt: {"prompt": prompt, "keep_alive": "5m"}, TEXT),
@@ -125,40 +119,23 @@ class Served:
         if not stream:
             asked.pop("stream_options", None)
         data = json.dumps(asked).encode()
-        return await self.connect("POST", path, data)
-
-    async def connect(self, method, path, data=b""):
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
-        )
         writer.write(head.encode() + data)
         return reader, writer
 
-    async def whole(self, method, path):
-        reader, writer = await self.connect(method, path)
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        writer.close()
-        return int(head.split()[1]), json.loads(body)
-
     async def cut(self, form, tokens, *, stream=True, reset=False):
-        """Leave an answer after its first tokens, when all that there is to send has been sent; return that."""
+        """Leave an answer after its first tokens, when all that there is to send has been sent; return its length."""
         kind = "call" if FORMS[form][2] == CALL else "write"
         reader, writer = await self.send(form, f"{kind}, cut after {tokens}.", stream=stream)
         await self.engine.pauses(2 if "two" in form else 1)
         sent = await reader.read(1 << 20) if stream else b""
+        assert sent.startswith(b"HTTP/1.1 200") is stream
         if reset:
             writer.transport.abort()
         else:
             writer.close()
-        return sent.decode()
-
-
-async def leave(served, form, tokens, *, reset=False):
-    """As `Served.cut`, of an answer that had begun."""
-    sent = await served.cut(form, tokens, reset=reset)
-    assert sent.startswith("HTTP/1.1 200")
-    return sent
+        return len(sent)
 
 
 @contextlib.asynccontextmanager
@@ -178,13 +155,6 @@ async def serving(store):
             await node.services.parts.close()
 
 
-async def read_text(reader, writer):
-    async with asyncio.timeout(10):
-        sent = await reader.read()
-    writer.close()
-    return sent.decode()
-
-
 @pytest.mark.parametrize("form", FORMS)
 async def test_nothing_is_left_of_a_stream_that_is_cut_at_any_event(store, form):
     text = FORMS[form][2]
@@ -193,7 +163,7 @@ async def test_nothing_is_left_of_a_stream_that_is_cut_at_any_event(store, form)
         tokens = len(engine.tokenizer.encode_prompt(text))
         idle = served.held()
         # The first starts what stays: the process that compiles schemas.
-        await leave(served, form, 0)
+        await served.cut(form, 0)
         await served.returns_to(idle | {"tasks": ANY})
         at_rest = served.held()
         others = [await served.send(other, "write") for other in OTHERS]
@@ -201,7 +171,7 @@ async def test_nothing_is_left_of_a_stream_that_is_cut_at_any_event(store, form)
         before = served.held()
         lengths = []
         for cut in range(tokens + 1):
-            lengths.append(len(await leave(served, form, cut, reset=cut % 2 == 0)))
+            lengths.append(await served.cut(form, cut, reset=cut % 2 == 0))
             await served.returns_to(before)
         assert lengths[0] < lengths[-1] or form in SENT_LATER, "the cuts were not at different events"
         for cut in (1, tokens):
@@ -209,6 +179,8 @@ async def test_nothing_is_left_of_a_stream_that_is_cut_at_any_event(store, form)
             await served.returns_to(before)
         engine.go.set()
         for other in others:
-            answer = await read_text(*other)
+            async with asyncio.timeout(10):
+                answer = (await other[0].read()).decode()
+            other[1].close()
             assert "".join(re.findall(r'"(?:content|text|response)":"([^"]*)"', answer)) == TEXT
         await served.returns_to(at_rest)

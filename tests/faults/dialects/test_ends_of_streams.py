@@ -32,7 +32,7 @@ def last_event(route, text):
 
 @pytest.mark.usefixtures("store")
 async def test_an_engine_that_dies_ends_every_stream_with_an_error_and_no_done(http):
-    # More than 5 s: a node of its own starts, since its engine is killed; on whole weights, whose answers do not end.
+    # A node of its own starts, since its engine is killed; on whole weights, whose answers do not end.
     async def read(node, route, begun):
         async with http.post(node.url + route, json=body_of(route)) as reply:
             first = await reply.content.readline()

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from tests.faults.dialects.streams import ROUTES, ROWS, at_rest, connect, raw_request
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.real
 
@@ -45,7 +46,5 @@ async def test_200_who_connect_and_drop_leave_nothing(http, node):
     after = await at_rest(http, node)
     # A hundred readers and a few tokens each.
     assert after[ROWS] - before[ROWS] < 15 * FEW
-    async with asyncio.timeout(30):
-        while edge.num_fds() > files or len(edge.net_connections("tcp")) > connections:
-            await asyncio.sleep(0.1)
+    await eventually(lambda: edge.num_fds() <= files and len(edge.net_connections("tcp")) <= connections)
     assert node.health()[1]["status"] == "ready"

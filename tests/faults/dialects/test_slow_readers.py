@@ -15,6 +15,7 @@ import pytest
 
 from tests.faults.engines.test_engine_faults import no_canary, until
 from tests.support.scripted_runner import RUNNER
+from tests.support.waiting import eventually
 from worker_node import server
 from worker_node.app import make_app
 from worker_node.core.types import Device
@@ -84,13 +85,6 @@ async def silent_reader(node, route):
     return sock
 
 
-async def all_generated(node, readers):
-    """Wait until so many are answered and the engine holds nothing more."""
-    async with asyncio.timeout(60):
-        while node.state.running < readers or node.engine.status.in_flight:
-            await asyncio.sleep(0.05)
-
-
 async def read_all(sock):
     """Read the stream after all, to the end of its last chunk; the objects that it was made of."""
     loop = asyncio.get_running_loop()
@@ -111,14 +105,13 @@ def text_of(route, parts):
     return "".join(part["choices"][0]["delta"].get("content", "") for part in parts if part["choices"])
 
 
-# More than 5 s: three streams of 2,000 tokens with every allocation traced.
 async def test_silent_readers_hold_up_nobody_and_miss_nothing(http, echoing_node):
     tracemalloc.start()
     sockets = []
     try:
         before, _ = tracemalloc.get_traced_memory()
         sockets += await asyncio.gather(*(silent_reader(echoing_node, route) for route in ROUTES))
-        await all_generated(echoing_node, len(ROUTES))
+        await eventually(lambda: echoing_node.state.running == len(ROUTES) and not echoing_node.engine.status.in_flight)
         body = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
         for _ in range(3):
             async with http.post(echoing_node.url + "/v1/chat/completions", json=body) as reply:
@@ -141,9 +134,8 @@ async def test_silent_readers_hold_up_nobody_and_miss_nothing(http, echoing_node
 @pytest.mark.parametrize("stall_timeout_s", [0.1])
 async def test_a_reader_who_takes_nothing_for_long_is_dropped_and_no_failure(echoing_node, caplog):
     sock = await silent_reader(echoing_node, "/v1/chat/completions")
+    await eventually(lambda: echoing_node.state.running)
     async with asyncio.timeout(60):
-        while echoing_node.state.running == 0:
-            await asyncio.sleep(0.01)
         await echoing_node.state.idle()
     sock.close()
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

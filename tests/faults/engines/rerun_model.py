@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.faults.engines.test_engine_faults import QUICK, no_canary, until
 from tests.support.scripted_runner import RUNNER
+from tests.support.waiting import eventually
 from worker_node.core.types import Device, ModelKind, RequestContext
 from worker_node.devices.memory import KERNEL
 from worker_node.encoders.jobs import RowResult, row_job
@@ -87,9 +88,7 @@ class Model:
     async def kill(self, index=0, *, holding=1, number=signal.SIGKILL, let_go=True):
         """Kill an engine as soon as it holds so many jobs; those that come after it are not held."""
         engine = self.engines[index]
-        async with asyncio.timeout(30):
-            while engine.status.in_flight < holding or engine.status.state is not EngineState.READY:
-                await asyncio.sleep(0.002)
+        await eventually(lambda: engine.ready and engine.status.in_flight >= holding)
         os.kill(engine.status.pid, number)
         if let_go:
             self.let_go()

@@ -9,6 +9,7 @@ import pytest
 from tests.faults.engines.rerun_model import holding, serving
 from tests.faults.engines.test_engine_faults import QUICK, until
 from tests.support.scripted_runner import BREAK, LATE, POISON, TAKEN
+from tests.support.waiting import eventually
 from worker_node.core.errors import RequestBreaksEngine
 from worker_node.core.types import Device
 from worker_node.engines.process import EngineLimits
@@ -19,21 +20,17 @@ from worker_node.serving.run import MAX_RUNS
 @pytest.mark.parametrize("announce", [True, False], ids=["calls are announced", "they are not"])
 async def test_the_request_that_kills_the_engine_is_found_and_refused_and_the_others_are_answered(tmp_path, announce):
     log = tmp_path / "log"
-    # Over 5 s: forty runs one after another, and three restarts.
     async with holding(log=str(log), announce=announce, prefill_s=0.05) as model:
         # While the engine is at work on this one the others arrive, so that it takes them all up in one step.
         before = asyncio.create_task(model.answer(9))
-        while "submit" not in log.read_text():
-            await asyncio.sleep(0)
+        await eventually(lambda: "submit" in log.read_text())
         innocent = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 41)]
         poisonous = asyncio.create_task(model.answer(POISON, 1))
-        async with asyncio.timeout(60):
-            while model.engines[0].status.in_flight < 42:
-                await asyncio.sleep(0)
-            model.let_go()
-            with pytest.raises(RequestBreaksEngine):
-                await poisonous
-            assert await asyncio.gather(*innocent) == [([n, n + 1], Device.CPU) for n in range(1, 41)]
+        await eventually(lambda: model.engines[0].status.in_flight == 42)
+        model.let_go()
+        with pytest.raises(RequestBreaksEngine):
+            await poisonous
+        assert await asyncio.gather(*innocent) == [([n, n + 1], Device.CPU) for n in range(1, 41)]
         assert await before == ([9], Device.CPU)
         deaths = [int(line.split()[-1]) for line in log.read_text().splitlines() if line.startswith("die with")]
         assert len(deaths) <= MAX_RUNS

@@ -5,7 +5,8 @@ import asyncio
 import psutil
 import pytest
 
-from tests.faults.engines.test_engine_faults import collect, eventually, running, until
+from tests.faults.engines.test_engine_faults import collect, running, until
+from tests.support.waiting import eventually
 from worker_node.core.errors import EngineUnavailable
 from worker_node.engines.process import CanaryFailed, EngineLimits
 from worker_node.engines.protocol import EngineState

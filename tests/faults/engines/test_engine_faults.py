@@ -4,12 +4,8 @@ import asyncio
 import errno
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -19,6 +15,7 @@ import pytest
 from tests.support.later import Later
 from tests.support.scripted_runner import HANG, RAISE, RUNNER, STALL
 from tests.support.task_engine import vectors_of
+from tests.support.waiting import eventually
 from worker_node.core.environment import native_environment, tool_environment
 from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, Retryable
 from worker_node.core.operating_system import start_module
@@ -62,12 +59,6 @@ async def until(engine, *states):
         while engine.status.state not in states:
             await asyncio.sleep(0.01)
     return engine.status
-
-
-async def eventually(condition):
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 class Examiner:
@@ -202,30 +193,6 @@ async def test_the_deadline_is_kept_even_if_the_engine_does_not():
         with pytest.raises(DeadlineExceeded):
             await vectors_of(engine, [[1]], deadline=time.monotonic() - 1)
         assert engine.status.in_flight == 0
-
-
-@pytest.mark.parametrize("load_s", [0, 3600], ids=["while serving", "in the middle of a load"])
-def test_an_engine_dies_with_its_parent_even_by_kill_9(tmp_path, load_s):
-    log = tmp_path / "log"
-    script = textwrap.dedent(f"""
-        import asyncio
-        from tests.faults.engines.test_engine_faults import running
-        async def main():
-            async with running(load_s={load_s}, log={str(log)!r}):
-                await asyncio.sleep(3600)
-        asyncio.run(main())
-    """)
-    parent = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[3])
-    try:
-        deadline = time.monotonic() + 30
-        while not log.exists() or "load" not in log.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        engine = psutil.Process(int(log.read_text().split()[1]))
-    finally:
-        parent.kill()
-        parent.wait()
-    engine.wait(timeout=10)
 
 
 async def test_an_idle_engine_that_does_not_answer_its_canary_is_replaced():

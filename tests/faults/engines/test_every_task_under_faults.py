@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.faults.engines.test_engine_faults import QUICK, eventually, no_canary, until
+from tests.faults.engines.test_engine_faults import QUICK, no_canary, until
 from tests.support.scripted_runner import RUNNER
 from tests.support.task_models import MODELS, placement, request, said
+from tests.support.waiting import eventually
 from worker_node.app import make_app
 from worker_node.core.types import Device
 from worker_node.engines.isolation import Suspects
@@ -44,7 +45,6 @@ async def serving(store, names=tuple(MODELS), **settings):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=["killed from outside", "crashed"])
 async def test_a_dead_engine_is_answered_for_within_each_deadline_and_nothing_is_left(number, store, http):
-    # Over 5 s on a busy machine: six engine processes, and those that decode the speech and the picture.
     async with serving(store) as (engines, node, url):
 
         async def send(name, text, seconds=60.0):

@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from tests.faults.engines.rerun_model import serving
-from tests.faults.engines.test_engine_faults import QUICK, eventually, no_canary
+from tests.faults.engines.test_engine_faults import QUICK, no_canary
 from tests.support.scripted_runner import STALL
+from tests.support.waiting import eventually
 from worker_node.core.errors import DeadlineExceeded, EngineDied
 from worker_node.core.types import Device
 from worker_node.devices.memory import MemoryReader

@@ -11,8 +11,9 @@ from dataclasses import replace
 import pytest
 
 from tests.faults.engines.rerun_model import LIMITS, holding, serving
-from tests.faults.engines.test_engine_faults import eventually, until
+from tests.faults.engines.test_engine_faults import until
 from tests.support.scripted_runner import EATER
+from tests.support.waiting import eventually
 from worker_node.core.errors import EngineDied, EngineUnavailable, RequestBreaksEngine
 from worker_node.core.types import Device
 from worker_node.devices.memory import MemoryReader

@@ -13,8 +13,9 @@ from dataclasses import replace
 import pytest
 
 from tests.faults.engines.rerun_model import Model, serving
-from tests.faults.engines.test_engine_faults import HANG_S, QUICK, collect, eventually, until
+from tests.faults.engines.test_engine_faults import HANG_S, QUICK, collect, until
 from tests.support.scripted_runner import WEDGE
+from tests.support.waiting import eventually
 from worker_node.core.errors import DeadlineExceeded, RequestBreaksEngine, Retryable
 from worker_node.core.types import Device
 from worker_node.engines.process import EngineLimits

@@ -21,7 +21,7 @@ from backend_client.testing import FakeFleet
 from tests.faults.bulk.data_sets import assert_whole, make_input
 from tests.faults.bulk.steps import observe
 
-KILLED_AT = ["job described", "plan stored", "temporary file complete", "rejected rows committed", "data committed"]
+KILLED_AT = ["job described", "fragment begun", "temporary file complete", "rejected rows committed", "data committed"]
 SOURCE = "s3://data/in"
 
 

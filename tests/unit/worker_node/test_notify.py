@@ -32,15 +32,6 @@ def address(request, tmp_path):
     return str(tmp_path / "notify") if request.param == "path" else f"@npu-node-{uuid.uuid4().hex}"
 
 
-async def test_a_life_is_told_in_order(address):
-    with manager_at(address) as sock:
-        manager = ServiceManager(address)
-        async with manager.attended(lambda: "starting"):
-            assert await hear(sock) == ["READY=1", "STATUS=starting"]
-            manager.stopping()
-            assert await hear(sock) == ["STOPPING=1"]
-
-
 async def test_a_manager_that_is_gone_is_logged_once_and_does_no_harm(tmp_path, caplog):
     manager = ServiceManager(str(tmp_path / "nobody"))
     with caplog.at_level(logging.WARNING):

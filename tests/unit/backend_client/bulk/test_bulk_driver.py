@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 
-from backend_client.bulk.answers import Unanswered
 from backend_client.bulk.inputs import Fragment, InputFile
 from backend_client.bulk.output import Progress, Receipt
 from backend_client.bulk.run import Driver, TooManyRejected
@@ -90,14 +89,6 @@ async def test_a_fragment_that_kills_its_worker_each_time_is_quarantined_and_the
     assert executor.attempts[30] == 3
     assert progress.quarantined == {FRAGMENTS[3].id: "file:///in.parquet 30-40: its worker died"}
     assert progress.done == 9
-
-
-async def test_a_fragment_with_a_row_that_nobody_answered_is_quarantined_at_once_and_the_others_are_done():
-    executor = ScriptedExecutor({30: [Unanswered("not answered for 600 s")]})
-    progress, pauses = await drive(executor)
-    reason = "file:///in.parquet 30-40: not answered for 600 s"
-    assert progress.quarantined == {FRAGMENTS[3].id: reason}
-    assert (executor.attempts[30], progress.done, pauses) == (1, 9, [])
 
 
 @pytest.mark.parametrize("error", [ConfigurationError("wrong"), OutputFailed("full")])

@@ -4,16 +4,12 @@ import pytest
 
 from backend_client.bulk.answers import Patience, Unanswered
 from backend_client.errors import (
-    AuthenticationFailed,
     CloudRejected,
     FleetOverloaded,
-    InvalidAnswer,
     ModelNotFound,
     NPUUnavailableError,
     RequestRejected,
 )
-
-BREAKS_ENGINE = RequestRejected("node: no", node="node", status=400, code="request_breaks_engine")
 
 
 class Fleet:
@@ -53,15 +49,10 @@ class Fleet:
         return Patience(limit, 3, self.probe, clock=lambda: self.now, sleep=self.sleep)
 
     async def run(self, rows, limit=600.0):
-        await self.patience(limit).serve(rows, self.serve, self.refused.__setitem__)
+        await self.send(self.patience(limit), rows)
 
-
-async def test_rows_that_nodes_refuse_are_found_without_waiting_and_all_others_served():
-    fleet = Fleet({3: BREAKS_ENGINE, 17: InvalidAnswer("no JSON")})
-    await fleet.run(range(64))
-    assert fleet.refused == {3: "takes down the engine that runs it", 17: "the answer does not match the schema"}
-    assert sorted(fleet.served) == sorted(set(range(64)) - {3, 17})
-    assert fleet.now == 0.0
+    async def send(self, patience, rows):
+        self.refused |= await patience.serve(rows, self.serve)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +91,9 @@ async def test_a_row_that_fails_while_probes_are_answered_is_reported_and_not_re
 async def test_an_answer_to_other_rows_since_the_failure_saves_the_probe():
     fleet = Fleet({1: NPUUnavailableError("it takes down the proxy")})
     patience = fleet.patience()
-    fleet.in_each_pause = lambda: patience.serve([2], fleet.serve, fleet.refused.__setitem__)
+    fleet.in_each_pause = lambda: fleet.send(patience, [2])
     with pytest.raises(Unanswered):
-        await patience.serve([1], fleet.serve, fleet.refused.__setitem__)
+        await fleet.send(patience, [1])
     assert (fleet.served, fleet.probes) == ([2, 2, 2], 0)
 
 
@@ -119,10 +110,10 @@ async def test_a_row_that_waits_behind_others_on_a_busy_fleet_waits_on():
     async def another():
         if fleet.now > 10_000:
             del fleet.errors[1]
-        await patience.serve([2], fleet.serve, fleet.refused.__setitem__)
+        await fleet.send(patience, [2])
 
     fleet.in_each_pause = another
-    await patience.serve([1], fleet.serve, fleet.refused.__setitem__)
+    await fleet.send(patience, [1])
     assert fleet.now > 10_000
     assert 1 in fleet.served
 
@@ -132,10 +123,3 @@ async def test_a_row_for_which_a_fleet_has_never_room_is_reported_after_the_pati
     with pytest.raises(Unanswered, match="busy"):
         await fleet.run([1], limit=60.0)
     assert 60 < fleet.now < 120
-
-
-async def test_a_refused_key_ends_the_run_at_once():
-    fleet = Fleet(away=10**9, error=AuthenticationFailed("no"))
-    with pytest.raises(AuthenticationFailed):
-        await fleet.run(range(64))
-    assert (fleet.requests, fleet.probes) == (1, 1)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.waiting import eventually
 from worker_node import server
 from worker_node.core.types import Device
 from worker_node.devices import recovery
@@ -38,9 +39,7 @@ async def test_each_recovery_is_told_and_nothing_else(announced, count):
         for content in announced:
             kernels.send(content)
         kernels.send(RECOVERY)
-        async with asyncio.timeout(10):
-            while len(told) <= count:
-                await asyncio.sleep(0)
+        await eventually(lambda: len(told) > count)
     assert len(told) == count + 1
     assert ours.fileno() == -1
 
@@ -77,9 +76,7 @@ async def test_announcements_that_were_lost_count_as_a_recovery():
     told = []
     with kernels, recovery.listening(ours, lambda: told.append(1)):
         kernels.send(b"add@/devices/x\0")
-        async with asyncio.timeout(10):
-            while not told:
-                await asyncio.sleep(0)
+        await eventually(lambda: told)
     assert told == [1]
 
 

@@ -21,7 +21,6 @@ from worker_node.core.types import Device, RequestContext
 from worker_node.engines.protocol import EngineState
 from worker_node.serving.routing import Demand, select_placement
 
-DEVICES = (Device.NPU, Device.CPU)
 # A load that is let in fits by what is known: what a process takes beyond its estimate shows when it is there.
 MAX_EXCESS = 40
 
@@ -42,7 +41,7 @@ class World:
         self.answers = Counter()
         for model in self.models:
             for placement in model.placements:
-                self._watch(model, placement.engine)
+                self._watch(model, placement)
 
     def _model(self, name):
         rng = self.rng
@@ -66,34 +65,27 @@ class World:
             idle_unload_s=rng.choice([None, None, 20.0]),
         )
 
+    def placements(self):
+        return [placement for model in self.models for placement in model.placements]
+
     def check(self, promise, text):
         """Note a broken promise; where it is noticed an exception would be lost."""
         if not promise:
             self.broken.append(text)
 
-    def _watch(self, model, engine):
+    def _watch(self, model, placement):
         """Check at the moment of an action, whatever the manager believes."""
+        engine = placement.engine
         wake, unload = engine.wake, engine.unload
 
         def checked_wake():
-            compiling = [
-                other
-                for each in self.models
-                for p in each.placements
-                if (other := p.engine) is not engine and other.device is engine.device
-                if other.state is EngineState.STARTING
-            ]
-            self.check(not compiling, "two compiles on one device")
+            starting = [p.engine for p in self.placements() if p.engine.state is EngineState.STARTING]
+            compiling = [other.device for other in starting if other is not engine]
+            self.check(engine.device not in compiling, "two compiles on one device")
             if self.budget is not None:
-                placement = next(p for p in model.placements if p.engine is engine)
                 taken = sum(self.machine.memory.values()) + placement.memory
                 # What others take beyond their estimates is not known before they have been looked at.
-                unknown = sum(
-                    MAX_EXCESS
-                    for each in self.models
-                    for p in each.placements
-                    if p.engine.state is EngineState.STARTING
-                )
+                unknown = MAX_EXCESS * len(starting)
                 self.check(taken <= self.budget + unknown, f"{model.id} was let in at {taken} of {self.budget}")
             wake()
 
@@ -167,19 +159,14 @@ class World:
         rest = len(self.machine.events)
         await asyncio.sleep(60)
         assert len(self.machine.events) == rest, "it loads and unloads for nobody"
-        assert rest - before <= 2 * sum(len(m.placements) for m in self.models)
+        assert rest - before <= 2 * len(self.placements())
         if self.budget is not None:
-            evictable = [
-                p.engine
-                for m in self.models
-                for p in m.placements
-                if p.engine.state is EngineState.READY and not p.pinned
-            ]
+            evictable = [p for p in self.placements() if p.engine.state is EngineState.READY and not p.pinned]
             assert sum(self.machine.memory.values()) <= self.budget or not evictable
         assert not self.broken
         await self.manager.stop()
         assert not self.machine.memory
-        assert not any(place.admission.outstanding for model in self.models for place in model.placements)
+        assert not any(place.admission.outstanding for place in self.placements())
         return self.answers
 
 

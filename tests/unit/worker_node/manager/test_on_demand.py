@@ -91,24 +91,6 @@ def test_a_look_up_ends_by_the_deadline_and_goes_on_for_who_asks_again(disk, slo
     simulate(scenario, disk)
 
 
-def test_listing_and_removing_wait_for_a_slow_disk_until_the_deadline(disk, monkeypatch):
-    def slow(*_arguments):
-        disk.go.wait()
-        return []
-
-    monkeypatch.setattr(disk.store, "installed", slow)
-    monkeypatch.setattr(disk.store, "locate", slow)
-
-    async def scenario(loop, manager):
-        for ask in (manager.installed, manager.in_store, lambda deadline: manager.delete("one", deadline=deadline)):
-            began = loop.time()
-            with pytest.raises(DeadlineExceeded):
-                await ask(began + 2)
-            assert loop.time() == pytest.approx(began + 2)
-
-    simulate(scenario, disk)
-
-
 def test_many_callers_of_one_model_are_one_look_up_and_one_build(disk):
     async def scenario(_loop, manager):
         callers = [asyncio.create_task(manager.resolve("one", math.inf)) for _ in range(100)]

@@ -1,8 +1,5 @@
 """Tiny models with random weights, in the forms in which models are published: converted in seconds."""
 
-import sys
-from pathlib import Path
-
 import gguf
 import numpy as np
 import pytest
@@ -188,8 +185,3 @@ def in_process(monkeypatch):
             raise ConversionFailed(error.message) from None
 
     monkeypatch.setattr(pull, "convert", convert)
-
-
-@pytest.fixture
-def python():
-    return Path(sys.executable)

@@ -31,7 +31,6 @@ def stored(model):
     return [np.array(node.data).tobytes() for node in found if np.prod(node.get_output_shape(0)) > 8]
 
 
-# More than 5 s on a busy core: nncf's import.
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["INT8_SYM", "INT4_SYM"])
 def test_a_matrix_is_stored_as_nncf_stores_it(monkeypatch, form):

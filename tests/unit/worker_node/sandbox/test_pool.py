@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from tests.support.waiting import eventually
 from tests.unit.worker_node.sandbox import prepared
 from worker_node.core.errors import (
     BadRequest,
@@ -37,8 +38,7 @@ def run(pool, function, *arguments, seconds=60.0):
 
 
 async def until_written(path):
-    while not path.exists() or not path.read_text():
-        await asyncio.sleep(0.01)
+    await eventually(lambda: path.exists() and path.read_text())
     return int(path.read_text())
 
 
@@ -140,48 +140,29 @@ def test_a_process_dies_with_its_parent():
     assert not alive
 
 
-class Maker:
-    """Makes results when told to."""
+async def test_requests_at_the_same_time_share_one_call():
+    cache, calls, go = ResultCache(10_000), [], asyncio.Event()
 
-    def __init__(self):
-        self.calls = 0
-        self.go = asyncio.Event()
-        self.cancelled = False
-
-    async def __call__(self):
-        self.calls += 1
-        try:
-            await self.go.wait()
-        except asyncio.CancelledError:
-            self.cancelled = True
-            raise
+    async def make():
+        calls.append(1)
+        await go.wait()
         return "result"
 
-
-async def started(cache, make, key=b"key"):
-    task = asyncio.create_task(cache.get(key, make))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    return task
-
-
-async def test_requests_at_the_same_time_share_one_call():
-    cache, make = ResultCache(10_000), Maker()
-    tasks = [await started(cache, make) for _ in range(3)]
+    tasks = [asyncio.create_task(cache.get(b"key", make)) for _ in range(3)]
+    await eventually(lambda: calls)
     tasks[0].cancel()
-    make.go.set()
+    go.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert results[1:] == ["result", "result"]
     assert await cache.get(b"key", make) == "result"
-    assert make.calls == 1
+    assert len(calls) == 1
 
 
 async def test_a_refusal_is_kept_and_raised_anew():
-    calls = 0
+    calls = []
 
     async def refuse():
-        nonlocal calls
-        calls += 1
+        calls.append(1)
         raise UnsupportedParameter("schema: no", param="schema")
 
     cache = ResultCache(10_000)
@@ -190,7 +171,7 @@ async def test_a_refusal_is_kept_and_raised_anew():
         with pytest.raises(UnsupportedParameter) as refusal:
             await cache.get(b"key", refuse)
         errors.append(refusal.value)
-    assert calls == 1
+    assert len(calls) == 1
     assert errors[0] is not errors[1]
     assert errors[1].param == "schema"
 
