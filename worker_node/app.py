@@ -11,7 +11,15 @@ from worker_node.http.access import ACCESS, Access
 from worker_node.http.body import check_encoding, expect_continue
 from worker_node.http.connection import admit_connection
 from worker_node.http.context import NODE
-from worker_node.http.middleware import begin_reply, describe_request, errors_as, inference, log_requests, name_as_npu_proxy, traced
+from worker_node.http.middleware import (
+    begin_reply,
+    describe_request,
+    errors_as,
+    inference,
+    log_requests,
+    name_as_npu_proxy,
+    traced,
+)
 from worker_node.http.replies import OPENAI_PREFIX, OVMS_PREFIX
 from worker_node.http.routes import ApiOperation, error_form, task_apis
 from worker_node.node import Node

@@ -27,7 +27,16 @@ from worker_node.engines.protocol import EngineState
 from worker_node.http.body import Body, read_body
 from worker_node.http.context import NODE, deadline_of
 from worker_node.http.health import describe_placement, excluded_placements, rounded
-from worker_node.http.replies import ANTHROPIC_VERSION, ErrorFields, OpenAIModel, OpenAIModels, Reply, describe, json_response, utc
+from worker_node.http.replies import (
+    ANTHROPIC_VERSION,
+    ErrorFields,
+    OpenAIModel,
+    OpenAIModels,
+    Reply,
+    describe,
+    json_response,
+    utc,
+)
 from worker_node.http.routes import EVENTS, JSON, ApiOperation
 from worker_node.http.sse import EventStream
 from worker_node.manager.manager import ModelManager
