@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
-from worker_node.http import dashboard, health, metrics, models, openapi, pages
+from worker_node.http import dashboard, health, metrics, models, pages, routes
 from worker_node.http.access import ACCESS, Access
 from worker_node.http.body import check_encoding, expect_continue
 from worker_node.http.connection import admit_connection
-from worker_node.http.errors import OPENAI_PREFIX, OVMS_PREFIX
+from worker_node.http.context import NODE
 from worker_node.http.middleware import (
     begin_reply,
     describe_request,
@@ -20,8 +20,8 @@ from worker_node.http.middleware import (
     name_as_npu_proxy,
     traced,
 )
-from worker_node.http.request_state import NODE
-from worker_node.http.task import ApiOperation, error_form, task_apis
+from worker_node.http.replies import OPENAI_PREFIX, OVMS_PREFIX
+from worker_node.http.routes import ApiOperation, error_form, task_apis
 from worker_node.node import Node
 
 
@@ -51,7 +51,7 @@ def make_app(node: Node) -> web.Application:
     node.telemetry.registry.register(metrics.NodeCollector(node))
     pages.read_pages()  # a file that is missing keeps the node from starting
     app[models.PULLS] = {}
-    app[openapi.DESCRIBED] = described = operations()
+    app[routes.DESCRIBED] = described = operations()
     app.add_routes(_routes(described))
     for api in task_apis():
         if api.metrics is not None:
@@ -64,7 +64,7 @@ _LATE_BODY = {"expect_handler": expect_continue}
 
 
 def operations() -> tuple[ApiOperation, ...]:
-    core = (health, metrics, dashboard, openapi, models, pages)
+    core = (health, metrics, dashboard, routes, models, pages)
     tasks_own = (operation for api in task_apis() for operation in api.operations)
     return (*(operation for module in core for operation in module.OPERATIONS), *tasks_own)
 

@@ -28,7 +28,7 @@ class Task:
     `kind` is what manifests, settings, metrics and /health call its models; `verb` is the task of `GET /models`, and
     `capability` what the models can do there before they are loaded. `options` are the modules that declare the options
     of its engines and models (`engines.options`). `serving` is a `serving.task.ServedTask`: how a model is built,
-    planned and admitted. `api` is an `http.task.TaskApi`: its routes. `files` is a `models.convert.job.ModelFiles`:
+    planned and admitted. `api` is an `http.routes.TaskApi`: its routes. `files` is a `models.convert.job.ModelFiles`:
     which published files are such a model, and what is made of them. `listed` is what lists of models say that it can
     do, in the words of Ollama's API; by default the capability.
     """

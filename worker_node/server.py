@@ -25,8 +25,8 @@ from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import probe
 from worker_node.devices.recovery import listening, uevents
 from worker_node.http.connection import ConnectionLimits, Connections
-from worker_node.http.errors import Renderer, error_response
 from worker_node.http.health import node_status
+from worker_node.http.replies import Renderer, error_response
 from worker_node.http.tls import ServerTls
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel, ServedModel

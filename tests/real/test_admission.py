@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+from tests.real.inference import post
+
 pytestmark = pytest.mark.real
 
 EMBEDDER, GENERATOR = "all-minilm-l6-v2", "smollm2-135m-instruct"
@@ -20,17 +22,12 @@ async def reading(http, node, name, **labels):
     return None
 
 
-async def post(http, node, path, body, **headers):
-    async with http.post(node.url + path, json=body, headers=headers) as reply:
-        return reply.status, await reply.read()
-
-
 async def test_an_interactive_text_is_answered_before_the_batch_texts_that_came_first(node, http):
     texts = [f"{number}: " + "the lighthouse keeper counted the ships " * (1 + number % 4) for number in range(2000)]
     labels, answered = {"model": EMBEDDER, "device": "CPU"}, []
 
     def ask(name, texts, **headers):
-        asked = asyncio.create_task(post(http, node, "/embeddings", {"texts": texts}, **headers))
+        asked = asyncio.create_task(post(http, node, "/embeddings", {"texts": texts}, headers))
         asked.add_done_callback(lambda _: answered.append(name))
         return asked
 
@@ -50,7 +47,7 @@ async def test_an_interactive_text_is_answered_before_the_batch_texts_that_came_
         await waiting(2001)
     finally:
         os.kill(engine, signal.SIGCONT)
-    status, body = await text
+    status, _, body = await text
     assert status == 200, body
     assert answered == ["interactive"]
     # Nothing more is to be seen: the engine drops what nobody waits for.

@@ -1,13 +1,16 @@
-"""SmolLM2 on the continuous-batching engine, over HTTP."""
+"""SmolLM2 on the continuous-batching engine, over HTTP and by `npu-node run` as a person and a script use it."""
 
 import asyncio
+import os
+import pty
+import subprocess
 
 import pytest
 
 from tests.real.inference import ask, stream
+from tests.support.nodes import NPU_NODE, run_node_command
 
-pytestmark = pytest.mark.real
-
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 PARIS = {"prompt": "What is the capital of France?", "max_new_tokens": 40}
 
 
@@ -59,3 +62,39 @@ async def test_limits_and_stops_end_the_answer(node, http):
     assert stopped["finish_reason"] == "stop"
     pieces, _ = await streamed(http, node, **PARIS, stop=" Paris")
     assert "".join(pieces) == stopped["text"]
+
+
+def run(*arguments, stdin="", **environment):
+    return run_node_command(["run", *arguments], input=stdin, timeout=500, env=os.environ | environment)
+
+
+def test_a_prompt_is_answered_by_the_running_node(node):
+    done = run("smollm2", "--verbose", "What is the capital of France?", NPU_NODE_URL=node.url)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert "[CPU: " in done.stderr
+    assert " tokens, " in done.stderr
+    done = run("smollm2", stdin="What is the capital of France?\n", NPU_NODE_URL=node.url)
+    assert "Paris" in done.stdout
+
+
+def test_a_terminal_gets_a_conversation(node):
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*NPU_NODE, "run", "smollm2"],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"NPU_NODE_URL": node.url, "TERM": "dumb"},
+    )
+    os.close(theirs)
+    try:
+        os.write(ours, b'"""What is the capital\nof France?"""\n/bye\n')
+        out, _ = process.communicate(timeout=500)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert process.returncode == 0
+    assert "Paris" in out

@@ -16,11 +16,10 @@ from worker_node.core.errors import NodeError, RouteNotFound
 from worker_node.http.access import Access
 from worker_node.http.body import check_encoding, expect_continue, read_bytes
 from worker_node.http.connection import admit_connection
-from worker_node.http.errors import retry_headers
+from worker_node.http.context import NODE
 from worker_node.http.middleware import begin_reply, errors_as, inference, log_requests
-from worker_node.http.replies import json_response
-from worker_node.http.request_state import NODE
-from worker_node.http.task import Handler
+from worker_node.http.replies import json_response, retry_headers
+from worker_node.http.routes import Handler
 from worker_node.models.store import ModelStore
 from worker_node.node import Node
 from worker_node.server import Profile, hosted_node, run

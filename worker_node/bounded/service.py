@@ -34,7 +34,7 @@ from worker_node.models.directory import WEIGHTS_FILE, InstalledModel, peek_conf
 from worker_node.models.store import ModelStore
 from worker_node.node import Node
 from worker_node.serving.build import Machine, build_model, known_problem
-from worker_node.tasks.generate.answer import Finished
+from worker_node.tasks.generate.blocks import Finished
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.messages import Sampling
 from worker_node.tasks.generate.request import GenerationRequest

@@ -54,7 +54,7 @@ from worker_node.engines.protocol import (
 )
 from worker_node.engines.restart import GrowthLimits, RestartLimits
 from worker_node.engines.watchdog import LOAD_TIMEOUT_S, Blame, Death, Liveness, LivenessLimits, cause_of_death, stopped
-from worker_node.engines.wire import EVENTS, CorruptFrame, FrameBuffer, decode, encode, submission
+from worker_node.engines.wire import EVENTS, CorruptFrame, FrameBuffer, encode, submission
 
 log = logging.getLogger(__name__)
 
@@ -298,9 +298,10 @@ class EngineProcess(asyncio.Protocol):
         self._oom_look = self._loop.call_later(self._limits.oom_window_s, self._count_oom_kills)
 
     def data_received(self, data: bytes) -> None:
+        event: Event | None = None
         try:
-            events = [decode(EVENTS, body) for body in self._buffer.feed(data)]
-            for event in events:
+            for body in self._buffer.feed(data):
+                event = EVENTS.decode(body)
                 match event:
                     case Results():
                         # In place, because this is done for each token.
@@ -324,8 +325,8 @@ class EngineProcess(asyncio.Protocol):
         except (CorruptFrame, msgspec.MsgspecError) as error:
             self.kill(f"sent a corrupt frame ({error})")
             return
-        if events:
-            self._heard.append((time.monotonic(), events[-1]))
+        if event is not None:
+            self._heard.append((time.monotonic(), event))
 
     def _handle(self, event: Loaded | LoadFailed | Failed | Broken | Heartbeat) -> None:
         match event:

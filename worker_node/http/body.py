@@ -6,12 +6,11 @@ Errors say where and what was expected there, never what the body holds.
 from __future__ import annotations
 
 import asyncio
-import math
-import re
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeVar
 
 import orjson
 from aiohttp import web
@@ -26,8 +25,7 @@ from worker_node.core.errors import (
     UnsupportedMediaType,
     UnsupportedParameter,
 )
-from worker_node.http.leniency import Ignored, Table, sift
-from worker_node.http.request_state import STATE
+from worker_node.http.context import STATE, Ignored, deadline_of
 
 MAX_VALUES = 50_000
 # Encoders, templates and the walk over a schema each end at some depth with an error of their own; orjson's at 254.
@@ -40,10 +38,6 @@ _NUMBERS_AND_BLANKS = b"-0123456789 \t\r\n"
 UNKNOWN_ENCODING = "Content-Encoding: gzip, deflate and identity are supported; send the body in one of them"
 # What aiohttp decodes; it passes on what it does not know as it is.
 _DECODED = ("", "identity", "gzip", "deflate")
-
-# The time until a streamed answer must begin, and until any answer must be complete.
-_START, _WHOLE = "X-NPU-Start-Timeout-Ms", "X-Request-Timeout-Ms"
-_MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
 
 _SHOWN = 3
 _OBJECTS = frozenset({"model_type", "model_attributes_type"})
@@ -67,6 +61,20 @@ def _stop_at_first_wrong_item(schema: Any) -> None:
             _stop_at_first_wrong_item(part)
 
 
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A field that would change the answer and is not implemented here, for this reason.
+
+    Values that ask for nothing pass: null, false, 0, an empty string, list or object, and the `neutral` values.
+    """
+
+    reason: str
+    neutral: tuple[Any, ...] = ()
+
+
+Table = Mapping[str, Unsupported]
+
+
 class Body(BaseModel):
     """A request body: no coercion of types, no infinities, no unknown fields.
 
@@ -84,7 +92,11 @@ class Body(BaseModel):
 
 
 class DialectBody(Body):
-    """A body of another server's API, or a part of one. `rules` are for fields that it does not declare."""
+    """A body of another server's API, or a part of one, which may have fields that it does not declare.
+
+    Its `rules` name those that would change the answer: they are refused, except at values that ask for nothing. Others
+    are ignored and listed in the reply, or refused where the node is strict (`unknown_fields = "reject"`).
+    """
 
     model_config = ConfigDict(extra="allow")
     rules: ClassVar[Table] = {}
@@ -97,7 +109,8 @@ async def read_body(request: web.Request, model: type[B]) -> B:
     """Return the validated body. Raises BadRequest, PayloadTooLarge, RequestTimeout, DeadlineExceeded."""
     state = request[STATE]
     limit = state.node.settings.max_body_bytes
-    if model.takes_images and any(getattr(served, "images", None) for served in state.node.manager.models):
+    small = request.content.is_eof() and request.content.total_bytes <= limit
+    if model.takes_images and not small and any(getattr(one, "images", None) for one in state.node.manager.models):
         limit = max(limit, state.node.settings.max_image_body_bytes)
     data = await read_bytes(request, limit)
     if not data:
@@ -141,6 +154,48 @@ def note_effects(request: web.Request, ignored: Iterable[str] = (), limited: Map
             state.ignored.add(name)
 
 
+def reject_required_device(fields: Mapping[str, Any]) -> None:
+    """Raise UnsupportedParameter for the node's own header sent as a field: a demand is never ignored."""
+    if fields.get("require_device"):
+        raise UnsupportedParameter(
+            "require_device: it is no field of this request; send it as the header X-NPU-Require-Device",
+            param="require_device",
+        )
+
+
+def sift(body: BaseModel, ignored: Ignored, mode: Literal["ignore", "reject"]) -> None:
+    """Judge every field of a validated body that its models do not declare. Raises UnsupportedParameter."""
+    reject_required_device(body.model_extra or {})
+    _sift(body, "", ignored, mode)
+
+
+def _sift(body: BaseModel, where: str, ignored: Ignored, mode: Literal["ignore", "reject"]) -> None:
+    rules: Table = getattr(body, "rules", {})
+    for name, value in (body.model_extra or {}).items():
+        path = f"{where}{name}"
+        shown = path[:200]
+        if (rule := rules.get(name)) is not None:
+            if value and value not in rule.neutral:
+                raise UnsupportedParameter(f"{shown}: {rule.reason}", param=shown)
+        elif mode == "reject":
+            raise UnsupportedParameter(
+                f"{shown}: it has no effect here, and the node is set to refuse such fields "
+                '(unknown_fields = "reject"); leave it out',
+                param=shown,
+            )
+        elif value is not None:
+            ignored.add(path)
+    # What was not sent is a default and holds nothing of the client's.
+    for name in body.model_fields_set:
+        value = getattr(body, name, None)
+        if isinstance(value, BaseModel):
+            _sift(value, f"{where}{name}.", ignored, mode)
+        elif isinstance(value, list) and value and not isinstance(value[0], str | int):
+            for part in value:
+                if isinstance(part, BaseModel):
+                    _sift(part, f"{where}{name}.", ignored, mode)
+
+
 def check_encoding(request: web.Request) -> None:
     """The check of each request: raises UnsupportedMediaType for a body in an encoding that is not decoded here."""
     if request.headers.get("Content-Encoding", "").lower() not in _DECODED:
@@ -180,17 +235,6 @@ async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
         raise BadRequest("the body is not framed or encoded as its headers say") from None
 
 
-def deadline_of(request: web.Request) -> float:
-    """The request's deadline in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
-    longest = request[STATE].node.settings.request_timeout_s
-    return request[STATE].arrived + min(longest, _timeout_s(request, _START), _timeout_s(request, _WHOLE))
-
-
-def end_of_stream(request: web.Request) -> float:
-    """When a streamed answer must have ended, in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
-    return request[STATE].arrived + _timeout_s(request, _WHOLE)
-
-
 @asynccontextmanager
 async def arrival(request: web.Request) -> AsyncIterator[None]:
     """Ask for the body, which is read in this block, and bound its time.
@@ -217,17 +261,6 @@ async def arrival(request: web.Request) -> AsyncIterator[None]:
 def silence(request: web.Request) -> asyncio.Timeout:
     """The limit on the wait for the next piece of a body."""
     return asyncio.timeout(request[STATE].node.settings.body_timeout_s)
-
-
-def _timeout_s(request: web.Request, name: str) -> float:
-    header = request.headers.get(name)
-    if header is None:
-        return math.inf
-    if not _MILLISECONDS.fullmatch(header):
-        raise BadRequest(f"{name} is the remaining time in whole milliseconds", param=name)
-    if int(header) <= 0:
-        raise DeadlineExceeded("the request's time was up when it arrived", param=name)
-    return int(header) / 1000
 
 
 def check_structure(data: bytes) -> None:

@@ -19,8 +19,8 @@ from aiohttp.web_protocol import RequestHandler
 from worker_node.core.errors import BadRequest, NodeError, Overloaded, UnsupportedMediaType
 from worker_node.http.body import UNKNOWN_ENCODING
 from worker_node.http.context import SERVER
-from worker_node.http.errors import Renderer
 from worker_node.http.middleware import request_id
+from worker_node.http.replies import Renderer
 
 log = logging.getLogger(__name__)
 

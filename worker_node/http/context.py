@@ -2,24 +2,85 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
 from aiohttp import web
 
-from worker_node.core.errors import BadRequest
+from worker_node.core.errors import BadRequest, DeadlineExceeded
 from worker_node.core.types import NOT_MEASURED, Busy, Device, Priority, RequestContext, Route, Timing
-from worker_node.http.body import deadline_of, end_of_stream
-from worker_node.http.request_state import STATE
+from worker_node.node import Node
 
 # What replies name as their server: no version of anything.
 SERVER = "npu-node"
 # How many faults on demand the engine of a reply has.
 FAULTS = "X-NPU-Node-Faults"
-_WHOLE = re.compile(r"[0-9]{1,9}")
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")
+# The time until a streamed answer must begin, and until any answer must be complete.
+_START, _WHOLE = "X-NPU-Start-Timeout-Ms", "X-Request-Timeout-Ms"
+_MILLISECONDS = re.compile(r"-?[0-9]{1,12}")
+
+_SHOWN_FIELDS = 16
+_NAME_LENGTH = 64
+_MOST_LABELS = 64
+# What a token of RFC 8941 may hold, so that a name cannot break out of the header.
+_NO_TOKEN = re.compile(r"[^A-Za-z0-9_.:-]")
 E = TypeVar("E", bound=StrEnum)
+
+
+@dataclass(slots=True)
+class Ignored:
+    """The fields of one request that had no effect, by path without indices; at most a few are kept by name.
+
+    `limited` are fields that asked for more than is available, with what is available.
+    """
+
+    names: set[str] = field(default_factory=set)
+    limited: dict[str, int] = field(default_factory=dict)
+    more: int = 0
+
+    def add(self, path: str) -> None:
+        """Record that a field was ignored."""
+        name = _NO_TOKEN.sub("_", path)[:_NAME_LENGTH]
+        if name in self.names:
+            return
+        if len(self.names) < _SHOWN_FIELDS:
+            self.names.add(name)
+        else:
+            self.more += 1
+
+    def header(self) -> str:
+        """The value of `X-NPU-Node-Ignored`, a list of RFC 8941: `service_tier, top_logprobs;limited=1`."""
+        items = sorted(self.names)
+        items += [f"{name};limited={count}" for name, count in sorted(self.limited.items())]
+        if self.more:
+            items.append(f"and-more;fields={self.more}")
+        # A token begins with a letter or a star.
+        return ", ".join(item if item[:1].isalpha() else f"*{item}" for item in items)
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What the HTTP side knows of a request: one object, since each key of a request or an application costs calls.
+
+    It `arrived` at that monotonic time. `ignored` are its fields without effect; None where nobody lists them.
+    `begun`: the head of the reply has gone; `complete`, its status, once all of a stream has been written.
+    """
+
+    node: Node
+    id: str
+    arrived: float
+    ignored: Ignored | None = None
+    begun: bool = False
+    complete: int | None = None
+
+
+NODE = web.AppKey("node", Node)
+STATE = web.RequestKey("state", RequestState)
 
 
 def request_context(request: web.Request) -> RequestContext:
@@ -39,11 +100,33 @@ def request_context(request: web.Request) -> RequestContext:
     )
 
 
+def deadline_of(request: web.Request) -> float:
+    """The request's deadline in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
+    longest = request[STATE].node.settings.request_timeout_s
+    return request[STATE].arrived + min(longest, _timeout_s(request, _START), _timeout_s(request, _WHOLE))
+
+
+def end_of_stream(request: web.Request) -> float:
+    """When a streamed answer must have ended, in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
+    return request[STATE].arrived + _timeout_s(request, _WHOLE)
+
+
+def _timeout_s(request: web.Request, name: str) -> float:
+    header = request.headers.get(name)
+    if header is None:
+        return math.inf
+    if not _MILLISECONDS.fullmatch(header):
+        raise BadRequest(f"{name} is the remaining time in whole milliseconds", param=name)
+    if int(header) <= 0:
+        raise DeadlineExceeded("the request's time was up when it arrived", param=name)
+    return int(header) / 1000
+
+
 def _whole(headers: Mapping[str, str], name: str, least: int) -> int | None:
     header = headers.get(name)
     if header is None:
         return None
-    if not _WHOLE.fullmatch(header) or int(header) < least:
+    if not _WHOLE_NUMBER.fullmatch(header) or int(header) < least:
         raise BadRequest(f"{name} must be a whole number, at least {least}", param=name)
     return int(header)
 
@@ -86,6 +169,14 @@ def timing_ms(timing: Timing, *stages: str) -> dict[str, float | None]:
     return {stage: None if value is None else round(value, 3) for stage, value in values.items()}
 
 
+def busy_of(parts: Sequence[Busy]) -> Busy:
+    """The NPU's busy time over the generations of one request."""
+    busy = parts[0]
+    for part in parts[1:]:
+        busy = busy.plus(part)
+    return busy
+
+
 def busy_fields(busy: Busy) -> dict[str, int | bool]:
     """The busy time as fields of a body; none where nothing was measured.
 
@@ -94,3 +185,14 @@ def busy_fields(busy: Busy) -> dict[str, int | bool]:
     if busy.us is None:
         return {}
     return {"npu_busy_delta_us": busy.us, **({"npu_busy_exclusive": False} if busy.shared else {})}
+
+
+def labels(ignored: Ignored, seen: set[str]) -> set[str]:
+    """The fields as metric labels: the first names that were `seen`, all others as `other`."""
+    found = set()
+    for path in ignored.names | ignored.limited.keys():
+        name = path.rpartition(".")[2]
+        if len(seen) < _MOST_LABELS:
+            seen.add(name)
+        found.add(name if name in seen else "other")
+    return found

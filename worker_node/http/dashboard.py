@@ -26,7 +26,7 @@ from worker_node.devices.memory import process_use
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http import health
 from worker_node.http.replies import Health, Reply, json_response
-from worker_node.http.task import JSON, ApiOperation
+from worker_node.http.routes import JSON, ApiOperation
 from worker_node.node import Node
 from worker_node.observability.metrics import Failure
 
@@ -204,7 +204,7 @@ class Dashboard:
             for history in self.histories.values():
                 history.add(counters, gauges, time.monotonic())
             self.events.observe(
-                (f"{model.id} on {placement.device}", placement.engine.status)
+                (f"{model.id} on {placement.device}", placement.status)
                 for model in self._node.manager.models
                 for placement in model.placements
             )

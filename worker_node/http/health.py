@@ -13,9 +13,9 @@ from worker_node.core.types import Device
 from worker_node.devices.npu import EMULATED_NAME
 from worker_node.engines.protocol import EngineState
 from worker_node.http.access import ACCESS
+from worker_node.http.context import NODE
 from worker_node.http.replies import Devices, Health, Status, json_response
-from worker_node.http.request_state import NODE
-from worker_node.http.task import JSON, ApiOperation
+from worker_node.http.routes import JSON, ApiOperation
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.node import Node
@@ -166,7 +166,7 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
         "in_flight": sum(p.admission.outstanding for p in model.placements),
         "ready_in_s": rounded(model.ready_in()),
         "compile": {
-            "state": "running" if status.state is EngineState.STARTING else "done",
+            "state": "running" if shown.state is EngineState.STARTING and not shown.queued else "done",
             "seconds": None if status.loaded is None else round(status.loaded.seconds, 2),
         },
         **model.facts(),

@@ -15,9 +15,9 @@ from worker_node import __version__
 from worker_node.core.types import Device, Priority
 from worker_node.devices.memory import process_use
 from worker_node.engines.protocol import EngineState, EngineStatus
+from worker_node.http.context import NODE
 from worker_node.http.health import STATUSES, device_list, node_status
-from worker_node.http.request_state import NODE
-from worker_node.http.task import TEXT, ApiOperation
+from worker_node.http.routes import TEXT, ApiOperation
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.models.passports import State
@@ -107,7 +107,7 @@ def read_models(found: Readings, manager: ModelManager) -> None:
     for model in manager.models:
         for placement in model.placements:
             by = {"model": model.id, "device": placement.device.value}
-            _read_engine(found, placement.engine.status, by)
+            _read_engine(found, placement.status, by)
             _read_process(found, placement, by)
             _read_admission(found, placement, by)
             stats = placement.engine.status.stats

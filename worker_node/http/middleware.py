@@ -24,11 +24,9 @@ from worker_node.core.errors import (
     RouteNotFound,
 )
 from worker_node.http.access import OPEN_PATHS, Check
-from worker_node.http.context import FAULTS, SERVER
-from worker_node.http.errors import ANTHROPIC_VERSION, Renderer
-from worker_node.http.leniency import labels
-from worker_node.http.request_state import NODE, STATE, RequestState
-from worker_node.http.task import Handler
+from worker_node.http.context import FAULTS, NODE, SERVER, STATE, RequestState, labels
+from worker_node.http.replies import ANTHROPIC_VERSION, Renderer
+from worker_node.http.routes import Handler
 from worker_node.node import Node
 from worker_node.observability.tracing import Tracing, set_response_status
 

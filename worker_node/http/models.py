@@ -24,13 +24,21 @@ from worker_node.core.errors import (
 )
 from worker_node.core.types import Progress
 from worker_node.engines.protocol import EngineState
-from worker_node.http.body import Body, deadline_of, read_body
-from worker_node.http.errors import ANTHROPIC_VERSION, describe
+from worker_node.http.body import Body, read_body
+from worker_node.http.context import NODE, deadline_of
 from worker_node.http.health import describe_placement, excluded_placements, rounded
-from worker_node.http.replies import ErrorFields, OpenAIModel, OpenAIModels, Reply, json_response, utc
-from worker_node.http.request_state import NODE
+from worker_node.http.replies import (
+    ANTHROPIC_VERSION,
+    ErrorFields,
+    OpenAIModel,
+    OpenAIModels,
+    Reply,
+    describe,
+    json_response,
+    utc,
+)
+from worker_node.http.routes import EVENTS, JSON, ApiOperation
 from worker_node.http.sse import EventStream
-from worker_node.http.task import EVENTS, JSON, ApiOperation
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import FailedModel, ModelState, ServedModel

@@ -19,8 +19,7 @@ import orjson
 from aiohttp import web
 
 from worker_node.core.errors import ConfigurationError
-from worker_node.http.openapi import DESCRIBED, document
-from worker_node.http.task import HTML, TEXT, ApiOperation
+from worker_node.http.routes import DESCRIBED, HTML, TEXT, ApiOperation, document
 
 _SVG = "image/svg+xml"
 # A square with a hole, and three pins on each side.

@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from worker_node.core.errors import NodeError
+from worker_node.http.context import STATE
 from worker_node.http.middleware import note_failure
-from worker_node.http.request_state import STATE
 
 
 def line(data: Any) -> bytes:

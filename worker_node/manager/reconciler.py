@@ -58,8 +58,6 @@ class Reconciler:
         self._decided = asyncio.Event()
         self._tasks = BackgroundTasks()
         self._watches: dict[Placement, asyncio.Task[None]] = {}
-        # Whether a request waits for memory, or for a model to leave.
-        self._awaited = True
         # Models whose files have changed since the node read them.
         self.stale: asyncio.Queue[ServedModel] = asyncio.Queue()
 
@@ -88,7 +86,7 @@ class Reconciler:
 
     def manage(self, model: ServedModel) -> None:
         """Manage one more model, and load those of its engines that are loaded at start."""
-        model.activity.on_idle = self._went_idle
+        model.activity.on_idle = self.poke
         for placement, following in zip(model.placements, [*model.placements[1:], None], strict=True):
             placement.on_change = self.poke
             if placement not in self._watches:
@@ -111,11 +109,6 @@ class Reconciler:
     async def close(self) -> None:
         """End the loop; engines stay as they are."""
         await self._tasks.close()
-
-    def _went_idle(self) -> None:
-        # Else the next decision is soon enough, and successive requests of one caller cause none.
-        if self._awaited:
-            self.poke()
 
     async def _watch(self, model: ServedModel, placement: Placement, following: Placement | None) -> None:
         """Decide again at each change of the engine; when it goes down, load the placement after it.
@@ -162,7 +155,10 @@ class Reconciler:
                     turning_over = True
                 units[unit.key] = (model, placement)
                 snapshot.append(unit)
-        self._awaited = turning_over or any(unit.wanted_since is not None or unit.unload_when_idle for unit in snapshot)
+        awaited = turning_over or any(unit.wanted_since is not None or unit.unload_when_idle for unit in snapshot)
+        for model in (*self._names.models, *self.unserved):
+            # Where no request waits for memory, and none for a model to leave, the next decision is soon enough.
+            model.activity.on_idle = self.poke if awaited else None
         now = self._clock()
         plan = decide(snapshot, self.budgets, now)
         for key in plan.loads:

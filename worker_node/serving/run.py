@@ -119,6 +119,8 @@ class Execution:
         strict_proof: bool = False,
     ) -> None:
         self.selection = selection
+        # The current route, `unproven` where the busy counter could not be read.
+        self.route = selection.route
         # Whether an attempt has ended without an error.
         self.done = False
         # Whether a part of the answer was sent: then no retry can take it back.
@@ -130,7 +132,6 @@ class Execution:
         on_npu = context.require_device is Device.NPU and selection.route.device is Device.NPU
         self.proof_required = on_npu and not context.own_proof
         self._strict_proof = strict_proof
-        self._unproven = False
         self._permits: dict[Device, Permit] = {}
         self._demand = demand
         self._context = context
@@ -139,42 +140,37 @@ class Execution:
         self._first = selection.placement
         self._deaths = 0
 
-    @property
-    def route(self) -> Route:
-        """The current route, `unproven` where the busy counter could not be read."""
-        return replace(self.selection.route, unproven=True) if self._unproven else self.selection.route
-
     @contextmanager
     def admitted(self) -> Iterator[Self]:
         """Be admitted to the first placement while the block runs, retries included. Entering raises Overloaded."""
-        with self._naming_route():
+        try:
             self.permit = self._permit_at(self._first)
+        except NodeError as error:
+            self._name_route(error)
+            raise
         try:
             yield self
         finally:
             for permit in self._permits.values():
                 permit.__exit__()
 
-    @contextmanager
-    def _naming_route(self) -> Iterator[None]:
-        """Add the model and the device of the current route to errors: a stream renders them where they are raised."""
-        try:
-            yield
-        except NodeError as error:
-            error.model, error.device = self.route.model, self.route.device.value
-            raise
+    def _name_route(self, error: NodeError) -> None:
+        """Add the model and the device of the current route: a stream renders errors where they are raised."""
+        error.model, error.device = self.route.model, self.route.device.value
 
     def prove(self, busy: Busy) -> None:
         """Raise NpuNotProven if the request requires the NPU and its busy time does not prove that the NPU ran it."""
         if not self.proof_required or (busy.us or 0) > 0:
             return
-        what = f"{self.route.model}: the request requires the NPU, and its busy counter"
-        with self._naming_route():
-            if busy.us is not None:
-                raise NpuNotProven(f"{what} did not move during the run; try again or examine the device")
-            if self._strict_proof:
-                raise NpuNotProven(f"{what} cannot be read (/health says why); npu_require_proof = false lets it pass")
-        self._unproven = True
+        if busy.us is None and not self._strict_proof:
+            self.route = replace(self.route, unproven=True)
+            return
+        problem = "did not move during the run; try again or examine the device"
+        if busy.us is None:
+            problem = "cannot be read (/health says why); npu_require_proof = false lets it pass"
+        error = NpuNotProven(f"{self.route.model}: the request requires the NPU, and its busy counter {problem}")
+        self._name_route(error)
+        raise error
 
     @asynccontextmanager
     async def attempt(self, job: Job, result: type[R]) -> AsyncIterator[ResultStream[R]]:
@@ -189,7 +185,7 @@ class Execution:
         key = partial(fingerprint, job)
         placement = self.selection.placement
         engine, suspects = placement.engine, placement.suspects
-        with self._naming_route():
+        try:
             try:
                 self._refuse(key)
                 suspected = bool(suspects) and key() in suspects
@@ -208,6 +204,9 @@ class Execution:
                 if self.sent:
                     raise
                 await self._select_next(key, error)
+        except NodeError as error:
+            self._name_route(error)
+            raise
 
     def _permit_at(self, placement: Placement) -> Permit:
         """The permit at a placement, which is held until the request ends."""
@@ -253,6 +252,7 @@ class Execution:
         if self.pinned:
             route = replace(route, reason=self.route.reason)
         self.selection = Selection(demand.placements[decision.index], route)
+        self.route = replace(route, unproven=self.route.unproven)
         self.permit = self._permit_at(self.selection.placement)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.application import application
 from tests.support.writing import WRITER, WritingEngine, writing_models
 from worker_node.http.connection import ConnectionLimits, Connections
-from worker_node.http.errors import error_response
+from worker_node.http.replies import error_response
 from worker_node.tasks.generate.answer import detokenizer
 from worker_node.tasks.generate.messages import TokenDelta
 

@@ -6,10 +6,9 @@ from pydantic import Field
 
 from counting_task.serving.service import CountingMetrics, count
 from worker_node.http.body import Body, read_body
-from worker_node.http.context import request_context, route_headers
+from worker_node.http.context import NODE, request_context, route_headers
 from worker_node.http.replies import Reply
-from worker_node.http.request_state import NODE
-from worker_node.http.task import ApiOperation, TaskApi
+from worker_node.http.routes import ApiOperation, TaskApi
 
 
 class CountBody(Body):

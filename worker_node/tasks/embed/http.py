@@ -14,12 +14,10 @@ from pydantic import Field
 
 from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.core.types import ModelKind, RequestContext
-from worker_node.http.body import Body, DialectBody, OneOrMany, note_effects, read_body
-from worker_node.http.context import busy_fields, request_context, route_headers, timing_ms
-from worker_node.http.leniency import Table, Unsupported
+from worker_node.http.body import Body, DialectBody, OneOrMany, Table, Unsupported, note_effects, read_body
+from worker_node.http.context import NODE, STATE, busy_fields, request_context, route_headers, timing_ms
 from worker_node.http.replies import OpenAIUsage, Reply
-from worker_node.http.request_state import NODE, STATE
-from worker_node.http.task import BINARY, JSON, ApiOperation, TaskApi
+from worker_node.http.routes import BINARY, JSON, ApiOperation, TaskApi
 from worker_node.node import Node
 from worker_node.tasks.embed.service import (
     INPUT_TYPES,

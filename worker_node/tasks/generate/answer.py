@@ -5,135 +5,43 @@ from __future__ import annotations
 import codecs
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, StrEnum, auto
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from enum import Enum, auto
 from secrets import token_hex
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+import numpy as np
 import orjson
+from msgspec import structs
 
-from worker_node.core.types import NOT_MEASURED, Busy, Timing, Usage
-from worker_node.tasks.generate.messages import Sampling, TokenDelta
+from worker_node.core.errors import NodeError
+from worker_node.core.types import NOT_MEASURED, Route, Timing, Usage
+from worker_node.engines.protocol import TOKEN_DTYPE
+from worker_node.manager.placement import Placement
+from worker_node.observability.metrics import Telemetry
+from worker_node.observability.tracing import Operation
+from worker_node.serving.run import Execution
+from worker_node.tasks.generate.blocks import (
+    Block,
+    BlockEvent,
+    BlockKind,
+    ChoiceEvents,
+    Closed,
+    Finished,
+    FinishReason,
+    Grown,
+    Opened,
+    Parser,
+    TokenLogprob,
+)
+from worker_node.tasks.generate.messages import EDGE_ONLY, GenerateJob, Sampling, TokenDelta
+from worker_node.tasks.generate.metrics import GenerationMetrics
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 
-
-class FinishReason(StrEnum):
-    """Why a generation ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    TOOL_CALLS = "tool_calls"
-
-
-class BlockKind(StrEnum):
-    """Kinds of blocks."""
-
-    TEXT = "text"
-    REASONING = "reasoning"
-    CALL = "call"
-
-
-@dataclass(slots=True, eq=False)
-class Block:
-    """A part of an answer, at the place `index`. Only the last block of an answer is `open`.
-
-    The text of a call is the JSON of its arguments; `call` numbers the calls of one answer. `cut`: the length of the
-    answer was used up within the block.
-    """
-
-    kind: BlockKind
-    index: int
-    name: str = ""
-    call: int = 0
-    id: str = ""
-    open: bool = True
-    cut: bool = False
-    parts: list[str] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        """Its text so far."""
-        return "".join(self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """One token as it was generated, and the natural logarithm of its probability."""
-
-    text: str
-    utf8: bytes
-    logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A block begins, without text; those before it are closed. Its `block` may be ahead of the event."""
-
-    block: Block
-
-
-@dataclass(slots=True)
-class Grown:
-    """The open block grew by `text`.
-
-    `logprobs`, where asked for, are those of the tokens that arrived; the text of some may still be held back. Where
-    there is no text for them they come with an empty one, of a block that was not opened.
-    """
-
-    block: Block
-    text: str
-    logprobs: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """A block is complete, or cut."""
-
-    block: Block
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The end of a generation, with its `blocks`.
-
-    `mean_logprob` is that of its tokens where log probabilities were asked for, `token_ids` those of the answer where
-    they were.
-    """
-
-    finish_reason: FinishReason
-    usage: Usage
-    timing: Timing
-    busy: Busy = NOT_MEASURED
-    stop_sequence: str | None = None
-    mean_logprob: float = -math.inf
-    token_ids: tuple[int, ...] = ()
-    logprobs: Sequence[TokenLogprob] = ()
-    blocks: Sequence[Block] = ()
-
-    @property
-    def calls(self) -> list[Block]:
-        """The calls, without one that was cut: nobody could run it."""
-        return [block for block in self.blocks if block.kind is BlockKind.CALL and not block.cut]
-
-    def text(self, kind: BlockKind = BlockKind.TEXT) -> str:
-        """The text of all blocks of that kind."""
-        return "".join([block.text for block in self.blocks if block.kind is kind])
-
-
-BlockEvent = Opened | Grown | Closed
-Event = BlockEvent | Finished
-
-
-class Parser(Protocol):
-    """Splits growing text into text, reasoning and calls, which it adds to `blocks`.
-
-    `finish` adds what was held back. `cut`: the length of the answer was used up. Then the beginning of a call is not
-    text, but a call that is missing.
-    """
-
-    def push(self, text: str, blocks: Blocks) -> None: ...
-    def finish(self, blocks: Blocks, *, cut: bool) -> None: ...
+if TYPE_CHECKING:
+    from worker_node.tasks.generate.prompting import PreparedGeneration
 
 
 class Blocks:
@@ -534,3 +442,134 @@ def detokenizer(tokenizer: ChatTokenizer) -> Detokenizer:
     if tokenizer.byte_table is not None:
         return ByteDetokenizer(tokenizer.byte_table)
     return WindowDetokenizer(tokenizer.decode)
+
+
+# Reading the engine.
+
+# Seconds between reports of an answer's progress to admission and metrics.
+_REPORT_S = 0.25
+
+
+@dataclass(slots=True, kw_only=True)
+class Reader:
+    """Reads the answer of an admitted generation, in as many attempts as it takes, and reports its progress."""
+
+    telemetry: Telemetry
+    operation: Operation
+    prepared: PreparedGeneration
+    execution: Execution
+    tokenize_s: float
+    stream: bool
+    index: int
+
+    async def events(self) -> AsyncGenerator[ChoiceEvents, None]:
+        """Yield changes of blocks, then `Finished`. A stop sequence ends the generation in the engine too.
+
+        Where the NPU must be proven, what is yielded first is empty, when the first token has proven it.
+        """
+        operation, execution = self.operation, self.execution
+        waiting = execution.proof_required
+        try:
+            while not execution.done:
+                answer, last = self._new_answer(), []
+                async with aclosing(self._attempt(answer)) as changes:
+                    async for last in changes:
+                        if waiting:
+                            waiting = False
+                            yield ChoiceEvents(self.index, (), 0)
+                        if last and self.stream and not answer.complete:
+                            yield ChoiceEvents(self.index, last, answer.tokens)
+            if execution.proof_required:
+                execution.prove(answer.busy)
+            rest = answer.flush()
+            finished = answer.finished(self.prepared.request.context.arrived, self.tokenize_s)
+            count_generation(self.telemetry, execution.selection.route, finished)
+            if operation.recording:
+                reason = finished.finish_reason.value
+                operation.answered(finished.usage, finish_reason=reason, busy=finished.busy, ended=answer.at)
+            events = [*last, *rest, finished] if self.stream else [finished]
+            yield ChoiceEvents(self.index, events, answer.tokens)
+        except NodeError as error:
+            operation.failed(error)
+            raise
+
+    async def _attempt(self, answer: Answer) -> AsyncGenerator[list[BlockEvent], None]:
+        """Read one attempt into the answer, and yield its changes."""
+        execution = self.execution
+        route, job = execution.selection.route, self._job()
+        counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
+        # Admission and metrics hear of the first token, of the end, and from time to time between them.
+        report_at = 0.0
+        try:
+            async with execution.attempt(job, TokenDelta) as deltas:
+                async for delta in deltas:
+                    execution.sent = self.stream
+                    changes = answer.push(delta)
+                    if answer.first_token is None:
+                        # The engine works on the request.
+                        if execution.proof_required:
+                            execution.prove(delta.busy)
+                        answer.first_token = time.monotonic()
+                        answer.started = delta.started or answer.submitted
+                        if self.operation.recording:
+                            self.operation.begin("prefill", answer.started)
+                            self.operation.begin("decode", answer.at)
+                    if answer.at >= report_at or answer.complete or delta.prefilled:
+                        report_at = answer.at + _REPORT_S
+                        prefilled, ended = (delta.prefilled, delta.prefill_s), answer.complete
+                        execution.permit.progressed(answer.unreported, at=answer.at, prefilled=prefilled, ended=ended)
+                        counter.inc(answer.unreported)
+                        answer.unreported = 0
+                    yield changes
+                    if answer.complete:
+                        break
+        finally:
+            counter.inc(answer.unreported)
+
+    def _job(self) -> GenerateJob:
+        """The job of the next attempt: another placement may leave less room for the answer."""
+        prepared, request = self.prepared, self.prepared.request
+        return GenerateJob(
+            id=0,
+            tokens=np.asarray(prepared.prompt.tokens, TOKEN_DTYPE).tobytes(),
+            max_new_tokens=most_tokens(prepared, self.execution.selection.placement),
+            deadline=request.context.deadline,
+            sampling=structs.replace(request.sampling, **EDGE_ONLY),
+            interactive=request.context.interactive,
+            grammar=prepared.grammar,
+            vision_prompt=prepared.prompt.vision_prompt,
+            streamed_until=request.context.ends if self.stream else 0.0,
+        )
+
+    def _new_answer(self) -> Answer:
+        prepared = self.prepared
+        use, parser = prepared.request.tool_use, prepared.prompt.parser
+        return Answer(
+            prepared.model.tokenizer,
+            prepared.request.sampling,
+            None if parser is None else parser(),
+            single_call=use is not None and use.single,
+            prompt_tokens=prepared.demand.prompt_tokens,
+        )
+
+
+def most_tokens(prepared: PreparedGeneration, placement: Placement) -> int:
+    """How many tokens the answer may have at a placement: no more than its window leaves."""
+    request = prepared.request
+    window = min(placement.total_limit, request.context_limit or placement.total_limit)
+    room = min(prepared.model.max_tokens_limit, window - prepared.demand.prompt_tokens)
+    return min(room, request.sampling.max_new_tokens or room)
+
+
+def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:
+    """Count a finished generation; its tokens were counted as they came."""
+    timing, tokens = finished.timing, finished.usage.completion_tokens
+    telemetry.finished(route, finished.usage, timing, busy=finished.busy)
+    if timing.first_token is None:
+        return
+    own = telemetry.own(GenerationMetrics)
+    own.first_token.labels(route.model, route.device).observe(timing.first_token / 1e3)
+    telemetry.first_tokens.append((time.monotonic(), timing.first_token / 1e3))
+    if tokens > 1:
+        between = (timing.total - timing.first_token) / 1e3 / (tokens - 1)
+        own.inter_token.labels(route.model, route.device).observe(between)

@@ -15,7 +15,8 @@ from worker_node.core.types import Feature, ModelKind
 from worker_node.manager.manager import ModelManager
 from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.run import Services
-from worker_node.tasks.generate.answer import Parser, ReasoningFirst
+from worker_node.tasks.generate.answer import ReasoningFirst
+from worker_node.tasks.generate.blocks import Parser
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.images import (
     MAX_IMAGES,

@@ -7,29 +7,20 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-import numpy as np
 from msgspec import structs
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import Route
-from worker_node.engines.protocol import TOKEN_DTYPE
-from worker_node.manager.placement import Placement
-from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation, Tracing
 from worker_node.scheduling.admission import Work
 from worker_node.serving.routing import select_placement
 from worker_node.serving.run import Execution, Services
-from worker_node.tasks.generate.answer import Answer, BlockEvent, Event, Finished
+from worker_node.tasks.generate.answer import Reader, most_tokens
+from worker_node.tasks.generate.blocks import ChoiceEvents, Finished
 from worker_node.tasks.generate.building import GenerationModel
-from worker_node.tasks.generate.messages import EDGE_ONLY, GenerateJob, TokenDelta
-from worker_node.tasks.generate.metrics import GenerationMetrics
 from worker_node.tasks.generate.prompting import PreparedGeneration, generation_model, images_of, prepare_generation
 from worker_node.tasks.generate.request import GenerationRequest, TokenIds
-
-# Seconds between reports of an answer's progress to admission and metrics.
-_REPORT_S = 0.25
 
 
 @asynccontextmanager
@@ -57,12 +48,12 @@ async def generate(
             selection = await select_placement(prepared.demand, context)
             if operation.recording:
                 operation.routed(selection.route)
-            work = Work(prepared.demand.prompt_tokens, _most_tokens(prepared, selection.placement))
+            work = Work(prepared.demand.prompt_tokens, most_tokens(prepared, selection.placement))
             execution = Execution(prepared.demand, context, selection, work=work, strict_proof=services.require_proof)
             with execution.admitted():
                 if operation.recording:
                     operation.submitted(selection.placement.engine)
-                reader = _Reader(
+                reader = Reader(
                     telemetry=services.telemetry,
                     operation=operation,
                     prepared=prepared,
@@ -98,14 +89,6 @@ def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractCo
     return tracing.operation(name, attributes)
 
 
-class ChoiceEvents(NamedTuple):
-    """What happened at once in the generation number `choice`, which has made `tokens` so far."""
-
-    choice: int
-    events: Sequence[Event]
-    tokens: int
-
-
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A generation that has been routed and admitted: its headers are known, its `events` are still to come."""
@@ -123,131 +106,6 @@ class Generation:
     def route(self) -> Route:
         """The current route; without a stream a retry may change it until the end."""
         return self.execution.route
-
-
-@dataclass(slots=True, kw_only=True)
-class _Reader:
-    """Reads the answer of an admitted generation, in as many attempts as it takes, and reports its progress."""
-
-    telemetry: Telemetry
-    operation: Operation
-    prepared: PreparedGeneration
-    execution: Execution
-    tokenize_s: float
-    stream: bool
-    index: int
-
-    async def events(self) -> AsyncGenerator[ChoiceEvents, None]:
-        """Yield changes of blocks, then `Finished`. A stop sequence ends the generation in the engine too.
-
-        Where the NPU must be proven, what is yielded first is empty, when the first token has proven it.
-        """
-        operation, execution = self.operation, self.execution
-        waiting = execution.proof_required
-        try:
-            while not execution.done:
-                answer, last = self._new_answer(), []
-                async with aclosing(self._attempt(answer)) as changes:
-                    async for last in changes:
-                        if waiting:
-                            waiting = False
-                            yield ChoiceEvents(self.index, (), 0)
-                        if last and self.stream and not answer.complete:
-                            yield ChoiceEvents(self.index, last, answer.tokens)
-            if execution.proof_required:
-                execution.prove(answer.busy)
-            rest = answer.flush()
-            finished = answer.finished(self.prepared.request.context.arrived, self.tokenize_s)
-            count_generation(self.telemetry, execution.selection.route, finished)
-            if operation.recording:
-                reason = finished.finish_reason.value
-                operation.answered(finished.usage, finish_reason=reason, busy=finished.busy, ended=answer.at)
-            events = [*last, *rest, finished] if self.stream else [finished]
-            yield ChoiceEvents(self.index, events, answer.tokens)
-        except NodeError as error:
-            operation.failed(error)
-            raise
-
-    async def _attempt(self, answer: Answer) -> AsyncGenerator[list[BlockEvent], None]:
-        """Read one attempt into the answer, and yield its changes."""
-        execution = self.execution
-        route = execution.selection.route
-        counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
-        # Admission and metrics hear of the first token, of the end, and from time to time between them.
-        report_at = 0.0
-        try:
-            async with execution.attempt(self._job(), TokenDelta) as deltas:
-                async for delta in deltas:
-                    execution.sent = self.stream
-                    changes = answer.push(delta)
-                    if answer.first_token is None:
-                        # The engine works on the request.
-                        if execution.proof_required:
-                            execution.prove(delta.busy)
-                        answer.first_token = time.monotonic()
-                        answer.started = delta.started or answer.submitted
-                        if self.operation.recording:
-                            self.operation.begin("prefill", answer.started)
-                            self.operation.begin("decode", answer.at)
-                    if answer.at >= report_at or answer.complete or delta.prefilled:
-                        report_at = answer.at + _REPORT_S
-                        prefilled, ended = (delta.prefilled, delta.prefill_s), answer.complete
-                        execution.permit.progressed(answer.unreported, at=answer.at, prefilled=prefilled, ended=ended)
-                        counter.inc(answer.unreported)
-                        answer.unreported = 0
-                    yield changes
-                    if answer.complete:
-                        break
-        finally:
-            counter.inc(answer.unreported)
-
-    def _job(self) -> GenerateJob:
-        """The job of the next attempt: another placement may leave less room for the answer."""
-        prepared, request = self.prepared, self.prepared.request
-        return GenerateJob(
-            id=0,
-            tokens=np.asarray(prepared.prompt.tokens, TOKEN_DTYPE).tobytes(),
-            max_new_tokens=_most_tokens(prepared, self.execution.selection.placement),
-            deadline=request.context.deadline,
-            sampling=structs.replace(request.sampling, **EDGE_ONLY),
-            interactive=request.context.interactive,
-            grammar=prepared.grammar,
-            vision_prompt=prepared.prompt.vision_prompt,
-            streamed_until=request.context.ends if self.stream else 0.0,
-        )
-
-    def _new_answer(self) -> Answer:
-        prepared = self.prepared
-        use, parser = prepared.request.tool_use, prepared.prompt.parser
-        return Answer(
-            prepared.model.tokenizer,
-            prepared.request.sampling,
-            None if parser is None else parser(),
-            single_call=use is not None and use.single,
-            prompt_tokens=prepared.demand.prompt_tokens,
-        )
-
-
-def _most_tokens(prepared: PreparedGeneration, placement: Placement) -> int:
-    """How many tokens the answer may have at a placement: no more than its window leaves."""
-    request = prepared.request
-    window = min(placement.total_limit, request.context_limit or placement.total_limit)
-    room = min(prepared.model.max_tokens_limit, window - prepared.demand.prompt_tokens)
-    return min(room, request.sampling.max_new_tokens or room)
-
-
-def count_generation(telemetry: Telemetry, route: Route, finished: Finished) -> None:
-    """Count a finished generation; its tokens were counted as they came."""
-    timing, tokens = finished.timing, finished.usage.completion_tokens
-    telemetry.finished(route, finished.usage, timing, busy=finished.busy)
-    if timing.first_token is None:
-        return
-    own = telemetry.own(GenerationMetrics)
-    own.first_token.labels(route.model, route.device).observe(timing.first_token / 1e3)
-    telemetry.first_tokens.append((time.monotonic(), timing.first_token / 1e3))
-    if tokens > 1:
-        between = (timing.total - timing.first_token) / 1e3 / (tokens - 1)
-        own.inter_token.labels(route.model, route.device).observe(between)
 
 
 # Several generations for one request: more than one choice, or more than one prompt.

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from worker_node.tasks.generate.answer import Blocks, Parser, overlap
+from worker_node.tasks.generate.answer import Blocks, overlap
+from worker_node.tasks.generate.blocks import Parser
 from worker_node.tasks.generate.request import Message, Tool, ToolCall
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"

@@ -8,13 +8,10 @@ from aiohttp import web
 from pydantic import Field, RootModel
 
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.http.body import DialectBody, read_body
-from worker_node.http.context import request_context, route_headers, timing_ms
-from worker_node.http.errors import OVMS_PREFIX, describe, retry_headers
-from worker_node.http.leniency import Table, Unsupported
-from worker_node.http.replies import Reply, json_response
-from worker_node.http.request_state import NODE
-from worker_node.http.task import JSON, ApiOperation, TaskApi
+from worker_node.http.body import DialectBody, Table, Unsupported, read_body
+from worker_node.http.context import NODE, request_context, route_headers, timing_ms
+from worker_node.http.replies import OVMS_PREFIX, Reply, describe, json_response, retry_headers
+from worker_node.http.routes import JSON, ApiOperation, TaskApi
 from worker_node.tasks.rerank.service import RerankReply, declare_rerank_metrics, rerank
 
 _ONE_FIELD = "documents are ranked by their text alone; send the fields that count as one text"

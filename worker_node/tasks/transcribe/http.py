@@ -19,15 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from worker_node.core.errors import BadRequest, InsufficientStorage, NodeError, PayloadTooLarge, UnsupportedParameter
 from worker_node.core.types import RequestContext
-from worker_node.http.body import arrival, silence
+from worker_node.http.body import arrival, reject_required_device, silence
 from worker_node.http.body import explain as explain_invalid
-from worker_node.http.context import busy_fields, request_context, route_headers
-from worker_node.http.errors import describe_error
-from worker_node.http.leniency import Ignored, reject_required_device
-from worker_node.http.replies import Reply, json_response
-from worker_node.http.request_state import NODE, STATE
+from worker_node.http.context import NODE, STATE, Ignored, busy_fields, request_context, route_headers
+from worker_node.http.replies import Reply, describe_error, json_response
+from worker_node.http.routes import EVENTS, JSON, TEXT, ApiOperation, TaskApi
 from worker_node.http.sse import EventStream
-from worker_node.http.task import EVENTS, JSON, TEXT, ApiOperation, TaskApi
 from worker_node.tasks.transcribe.building import TranscriptionModel
 from worker_node.tasks.transcribe.service import (
     Transcription,

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from worker_node.core.errors import Overloaded
 from worker_node.http.connection import ConnectionLimits, Connections, admit_connection
-from worker_node.http.errors import error_response
+from worker_node.http.replies import error_response
 
 NEVER = 3600.0
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

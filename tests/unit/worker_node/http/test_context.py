@@ -8,11 +8,9 @@ from aiohttp.test_utils import make_mocked_request
 
 from worker_node.core.errors import BadRequest, DeadlineExceeded
 from worker_node.core.types import Busy, Device, Timing, Usage
-from worker_node.http.context import busy_fields, request_context
-from worker_node.http.request_state import STATE, RequestState
+from worker_node.http.context import STATE, RequestState, busy_fields, busy_of, request_context
 from worker_node.settings import NodeSettings
-from worker_node.tasks.generate.answer import Finished, FinishReason
-from worker_node.tasks.generate.http.replies import busy_of
+from worker_node.tasks.generate.blocks import Finished, FinishReason
 
 
 def context(**headers):
@@ -87,4 +85,4 @@ def end(busy_us=None, *, shared=False):
     ],
 )
 def test_the_busy_time_is_told_where_it_was_measured_and_never_called_exclusive(ends, fields):
-    assert busy_fields(busy_of(ends)) == fields
+    assert busy_fields(busy_of([part.busy for part in ends])) == fields

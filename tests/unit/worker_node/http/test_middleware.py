@@ -11,9 +11,9 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from tests.support.application import application
 from worker_node.core.errors import EngineUnavailable, ModelNotFound
+from worker_node.http.context import NODE
 from worker_node.http.middleware import begin_reply, describe_request, log_requests
-from worker_node.http.openapi import DESCRIBED
-from worker_node.http.request_state import NODE
+from worker_node.http.routes import DESCRIBED
 from worker_node.http.sse import EventStream
 from worker_node.observability.metrics import RecentFailures
 from worker_node.settings import NodeSettings

@@ -9,7 +9,8 @@ from tests.support.application import built_models
 from tests.support.writing import WRITER, writing
 from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.core.types import NOTHING
-from worker_node.http.leniency import Ignored, sift
+from worker_node.http.body import sift
+from worker_node.http.context import Ignored
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.ollama import OllamaOptions

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from worker_node.core.types import Busy, Device, Route, Timing, Usage
-from worker_node.http.task import task_apis
+from worker_node.http.routes import task_apis
 from worker_node.observability.metrics import Telemetry
 from worker_node.tasks.embed.service import EmbeddingReply, count_embedding
-from worker_node.tasks.generate.answer import Finished, FinishReason
+from worker_node.tasks.generate.answer import count_generation
+from worker_node.tasks.generate.blocks import Finished, FinishReason
 from worker_node.tasks.generate.metrics import declare_generation_metrics
-from worker_node.tasks.generate.service import count_generation
 
 LABELS = {"model": "m", "device": "NPU"}
 

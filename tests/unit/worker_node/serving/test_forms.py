@@ -12,7 +12,8 @@ from tests.support.recogniser import Recogniser
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import RequestContext
 from worker_node.structured_output.form import Compiled, FormPart, compile_form
-from worker_node.tasks.generate.answer import BlockKind, Blocks
+from worker_node.tasks.generate.answer import Blocks
+from worker_node.tasks.generate.blocks import BlockKind
 from worker_node.tasks.generate.messages import Sampling
 from worker_node.tasks.generate.request import GenerationRequest, Message, Tool, ToolUse
 from worker_node.tasks.generate.schemas import answer_form

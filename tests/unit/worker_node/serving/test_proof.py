@@ -16,7 +16,7 @@ from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, embed
-from worker_node.tasks.generate.answer import Finished
+from worker_node.tasks.generate.blocks import Finished
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.messages import Sampling, TokenDelta
 from worker_node.tasks.generate.request import GenerationRequest, TokenIds

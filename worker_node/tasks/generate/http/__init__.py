@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from worker_node.http.task import TaskApi
+from worker_node.http.routes import TaskApi
 from worker_node.tasks.generate.http import anthropic, native, ollama, openai, responses, tokenize
 from worker_node.tasks.generate.metrics import declare_generation_metrics
 

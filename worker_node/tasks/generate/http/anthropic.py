@@ -11,17 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
-from worker_node.http.body import DialectBody, note_effects, read_body
-from worker_node.http.context import busy_fields, request_context
-from worker_node.http.errors import anthropic_error
-from worker_node.http.leniency import Table, Unsupported
-from worker_node.http.replies import Reply, json_response
-from worker_node.http.request_state import NODE
+from worker_node.http.body import DialectBody, Table, Unsupported, note_effects, read_body
+from worker_node.http.context import NODE, busy_fields, request_context
+from worker_node.http.replies import Reply, anthropic_error, json_response
+from worker_node.http.routes import JSON, ApiOperation
 from worker_node.http.sse import event_frame
-from worker_node.http.task import JSON, ApiOperation
 from worker_node.structured_output.form import FormPart
-from worker_node.tasks.generate.answer import Block as AnswerBlock
-from worker_node.tasks.generate.answer import BlockKind, Closed, Finished, FinishReason, Grown, Opened
+from worker_node.tasks.generate.blocks import Block as AnswerBlock
+from worker_node.tasks.generate.blocks import BlockKind, Closed, Finished, FinishReason, Grown, Opened
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import MAX_TOOLS, OtherTool, except_types, past_arguments, tool_use

@@ -10,8 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest
-from worker_node.http.body import MAX_NESTING, DialectBody, nested_deeper
-from worker_node.http.leniency import Table, Unsupported
+from worker_node.http.body import MAX_NESTING, DialectBody, Table, Unsupported, nested_deeper
 from worker_node.structured_output.form import FormPart
 from worker_node.tasks.generate.images import image_of_url
 from worker_node.tasks.generate.request import Image, Message, Rendering, Tool, ToolCall, ToolUse
@@ -337,7 +336,7 @@ class RenderingBody(DialectBody):
         variables = self.chat_template_kwargs or {}
         if taken := sorted(_RESERVED & variables.keys()):
             raise BadRequest(f"chat_template_kwargs: {taken[0]} is set by the node", param="chat_template_kwargs")
-        if nested_deeper(variables, _MAX_NESTING) or len(orjson.dumps(variables)) > _MAX_BYTES:
+        if variables and (nested_deeper(variables, _MAX_NESTING) or len(orjson.dumps(variables)) > _MAX_BYTES):
             raise BadRequest(
                 f"chat_template_kwargs: at most {_MAX_BYTES} bytes of JSON, nested at most {_MAX_NESTING} levels deep",
                 param="chat_template_kwargs",

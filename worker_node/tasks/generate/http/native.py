@@ -11,10 +11,9 @@ from pydantic import Field
 from worker_node.core.errors import NodeError
 from worker_node.http.body import Body, OneOrMany, read_body
 from worker_node.http.context import busy_fields, request_context, timing_ms
-from worker_node.http.errors import describe
-from worker_node.http.replies import Reply
+from worker_node.http.replies import Reply, describe
 from worker_node.http.sse import event_frame
-from worker_node.tasks.generate.answer import Finished, Grown
+from worker_node.tasks.generate.blocks import Finished, Grown
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.parameters import Length, Temperature
 from worker_node.tasks.generate.http.replies import Ask, ChoiceEvent, Renderer, generation_route

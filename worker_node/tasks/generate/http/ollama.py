@@ -16,19 +16,16 @@ from pydantic import Field
 
 from worker_node.core.errors import BadRequest, ModelNotFound, NodeError, NotOffered
 from worker_node.core.types import Device, RequestContext
-from worker_node.http.body import DialectBody, deadline_of, note_effects, read_body
-from worker_node.http.context import busy_fields, request_context
-from worker_node.http.errors import message
-from worker_node.http.leniency import Table, Unsupported
+from worker_node.http.body import DialectBody, Table, Unsupported, note_effects, read_body
+from worker_node.http.context import NODE, busy_fields, deadline_of, request_context
 from worker_node.http.models import capabilities, chat_first, start_pull
-from worker_node.http.replies import Reply, json_response, utc
-from worker_node.http.request_state import NODE
+from worker_node.http.replies import Reply, json_response, message, utc
+from worker_node.http.routes import JSON, LINES, ApiOperation
 from worker_node.http.sse import LineStream, line
-from worker_node.http.task import JSON, LINES, ApiOperation
 from worker_node.manager.served import ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.structured_output.form import FormPart
-from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished, FinishReason, Grown, TokenLogprob
+from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, TokenLogprob
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import FunctionFields, past_arguments, tool_of
 from worker_node.tasks.generate.http.parameters import ContextLength, KeepAlive, RepetitionPenalty, SamplingBody

@@ -16,13 +16,11 @@ from pydantic import Field
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
-from worker_node.http.body import read_body
-from worker_node.http.context import busy_fields, request_context
-from worker_node.http.errors import describe_error
-from worker_node.http.leniency import Table, Unsupported
-from worker_node.http.replies import OpenAIUsage, Reply
+from worker_node.http.body import Table, Unsupported, read_body
+from worker_node.http.context import busy_fields, busy_of, request_context
+from worker_node.http.replies import OpenAIUsage, Reply, describe_error
 from worker_node.http.sse import event_frame
-from worker_node.tasks.generate.answer import Block, BlockKind, Event, Finished, Grown, Opened
+from worker_node.tasks.generate.blocks import Block, BlockKind, Event, Finished, Grown, Opened
 from worker_node.tasks.generate.http.conversation import (
     NO_TEMPLATE,
     AllowedChoice,
@@ -44,7 +42,6 @@ from worker_node.tasks.generate.http.replies import (
     Ask,
     ChoiceEvent,
     Renderer,
-    busy_of,
     chat_logprobs,
     completion_logprobs,
     generation_route,
@@ -89,7 +86,7 @@ class _Rendered(Renderer):
         if isinstance(event.event, Finished):
             self._ends.append(event.event)
             if complete := len(self._ends) == len(self._choices.runs):
-                busy = busy_fields(busy_of(self._ends))
+                busy = busy_fields(busy_of([end.busy for end in self._ends]))
         else:
             complete = False
         part = self._part(event.choice, event.event)
@@ -180,14 +177,15 @@ class ChatBody(SamplingFields, RenderingBody):
             raise BadRequest("top_logprobs: only with logprobs: true", param="top_logprobs")
         if self.modalities is not None and self.modalities != ["text"]:
             raise BadRequest('modalities: must be ["text"]; nothing else is supported', param="modalities")
-        form = self.response_format
+        form, use = self.response_format, self._tool_use()
+        ignored = [f"tools.{tool.type}" for tool in self.tools or [] if not isinstance(tool, FunctionTool)]
         return self.requests_for(
             context,
             conversation(self.messages),
             logprobs=bool(self.logprobs),
             form=form.schema_of_answer("response_format", "json_schema") if form else None,
-            tool_use=self._tool_use(),
-            ignored=[f"tools.{tool.type}" for tool in self.tools or [] if not isinstance(tool, FunctionTool)],
+            tool_use=use,
+            ignored=ignored,
             split_reasoning=True,
             rendering=self.rendering(),
         )
@@ -213,7 +211,9 @@ class ChatBody(SamplingFields, RenderingBody):
 async def _chat(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, ChatBody)
-    top = known_alternatives(request, "top_logprobs", body.top_logprobs or 0, body.temperature)
+    top = body.top_logprobs or 0
+    if top:
+        top = known_alternatives(request, "top_logprobs", top, body.temperature)
     kept = nullcontext() if body.keep_alive is None else keeping(request, body.model, body.keep_alive)
     return Ask(body.requests(context), partial(_Chat, body, top), bool(body.stream), kept)
 
@@ -327,7 +327,9 @@ class CompletionsBody(SamplingFields):
 async def _completions(request: web.Request) -> Ask:
     context = request_context(request)
     body = await read_body(request, CompletionsBody)
-    top = known_alternatives(request, "logprobs", body.logprobs or 0, body.temperature)
+    top = body.logprobs or 0
+    if top:
+        top = known_alternatives(request, "logprobs", top, body.temperature)
     kept = nullcontext() if body.keep_alive is None else keeping(request, body.model, body.keep_alive)
     return Ask(body.requests(context), partial(_Completion, body, top), bool(body.stream), kept)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 import orjson
@@ -15,8 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest
 from worker_node.core.types import RequestContext
-from worker_node.http.body import DialectBody
-from worker_node.http.leniency import Table, Unsupported
+from worker_node.http.body import DialectBody, Table, Unsupported
 from worker_node.structured_output.ebnf import one_text
 from worker_node.structured_output.form import FormPart, GivenText
 from worker_node.tasks.generate.messages import Sampling
@@ -253,7 +253,7 @@ class SamplingFields(SamplingBody):
     json_schema: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    @property
+    @cached_property
     def generations(self) -> int:
         """How many answers are generated for a prompt; of more than `n` the best are returned."""
         return (None if self.use_beam_search else self.best_of) or self.n or 1

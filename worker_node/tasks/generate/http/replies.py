@@ -11,14 +11,12 @@ from typing import Any, ClassVar, NamedTuple
 from aiohttp import web
 
 from worker_node.core.errors import NodeError
-from worker_node.core.types import Busy
 from worker_node.http.body import note_effects
-from worker_node.http.context import route_headers
+from worker_node.http.context import NODE, busy_of, route_headers
 from worker_node.http.replies import json_response
-from worker_node.http.request_state import NODE
+from worker_node.http.routes import EVENTS, JSON, ApiOperation, Model
 from worker_node.http.sse import EventStream, LineStream
-from worker_node.http.task import EVENTS, JSON, ApiOperation, Model
-from worker_node.tasks.generate.answer import Event, Finished, TokenLogprob
+from worker_node.tasks.generate.blocks import Event, Finished, TokenLogprob
 from worker_node.tasks.generate.request import GenerationRequest
 from worker_node.tasks.generate.service import Choices, generate_choices
 
@@ -86,7 +84,8 @@ def generation_route(
             if not ask.stream:
                 found = {index: end async for index, [end], _ in choices.events if isinstance(end, Finished)}
                 ends = [found[index] for index in range(len(choices.runs))]
-                return json_response(renderer.whole(ends), headers=route_headers(choices.runs[0].route, busy_of(ends)))
+                headers = route_headers(choices.runs[0].route, busy_of([end.busy for end in ends]))
+                return json_response(renderer.whole(ends), headers=headers)
             async with renderer.frames(request, route_headers(choices.routes[0])) as stream:
                 try:
                     await stream.write(renderer.opening())
@@ -103,14 +102,6 @@ def generation_route(
 
     replies = {JSON: reply, streamed: None}
     return ApiOperation("post", path, answer, summary, replies, body, inference=True)
-
-
-def busy_of(ends: Sequence[Finished]) -> Busy:
-    """The NPU's busy time over the generations of one request."""
-    busy = ends[0].busy
-    for end in ends[1:]:
-        busy = busy.plus(end.busy)
-    return busy
 
 
 # Log probabilities.

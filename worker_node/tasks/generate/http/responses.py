@@ -15,13 +15,11 @@ from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
-from worker_node.http.body import DialectBody, read_body
+from worker_node.http.body import DialectBody, Table, Unsupported, read_body
 from worker_node.http.context import busy_fields, request_context
-from worker_node.http.errors import describe_error
-from worker_node.http.leniency import Table, Unsupported
-from worker_node.http.replies import Reply
+from worker_node.http.replies import Reply, describe_error
 from worker_node.http.sse import event_frame
-from worker_node.tasks.generate.answer import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
+from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import (
     TEXT_OR_IMAGE,
@@ -210,6 +208,7 @@ class ResponsesBody(SamplingBody):
         "previous_response_id": Unsupported(_NOT_STORED),
         "prompt": Unsupported("no prompts are stored here"),
         "top_logprobs": Unsupported("use /v1/chat/completions"),
+        "use_beam_search": Unsupported("use /v1/chat/completions"),
     }
     takes_images: ClassVar[bool] = True
 

@@ -9,12 +9,10 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.core.errors import BadRequest
-from worker_node.http.body import DialectBody, read_body
-from worker_node.http.context import request_context
-from worker_node.http.leniency import Table, Unsupported
+from worker_node.http.body import DialectBody, Table, Unsupported, read_body
+from worker_node.http.context import NODE, request_context
 from worker_node.http.replies import Reply, json_response
-from worker_node.http.request_state import NODE
-from worker_node.http.task import JSON, ApiOperation
+from worker_node.http.routes import JSON, ApiOperation
 from worker_node.manager.served import ServedModel
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.http.conversation import NO_TEMPLATE, RenderingBody, Turn, conversation

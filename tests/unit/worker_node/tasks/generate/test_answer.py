@@ -12,19 +12,14 @@ from tests.support.writing import WRITER, writing
 from worker_node.core.errors import EngineUnavailable
 from worker_node.tasks.generate.answer import (
     Answer,
-    BlockKind,
     Blocks,
     ByteDetokenizer,
-    Closed,
-    Finished,
-    FinishReason,
-    Grown,
-    Opened,
     ReasoningFirst,
     StopMatcher,
     WindowDetokenizer,
     detokenizer,
 )
+from worker_node.tasks.generate.blocks import BlockKind, Closed, Finished, FinishReason, Grown, Opened
 from worker_node.tasks.generate.messages import Sampling, TokenDelta
 from worker_node.tasks.generate.tokenization import ChatTokenizer
 from worker_node.tasks.generate.tool_calls import TaggedCalls

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.tasks.generate.answer import BlockKind, Blocks, Grown, Opened
+from worker_node.tasks.generate.answer import Blocks
+from worker_node.tasks.generate.blocks import BlockKind, Grown, Opened
 from worker_node.tasks.generate.request import ToolCall
 from worker_node.tasks.generate.tool_calls import HERMES, TOOL_FORMATS, BareCalls, TaggedCalls
 
