@@ -7,17 +7,15 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 from worker_node import __version__
 from worker_node.certify.checks import CHECKS, Certification, Plan
-from worker_node.certify.nodes import CallFailed, Json, RunningNode
+from worker_node.certify.nodes import CallFailed, RunningNode
 from worker_node.certify.reference import Reference, read_reference, shipped_reference
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
 from worker_node.devices.probe import Probe
-from worker_node.doctor.checks import examine
-from worker_node.doctor.machine import ExaminedMachine, read_kernel_log
+from worker_node.doctor.checks import ExaminedMachine, examine, read_kernel_log
 from worker_node.models.directory import MODEL_FILE, InstalledModel
 from worker_node.models.passports import CheckResult, Identity, Limits, Passport, Rates, Verdict, now
 from worker_node.models.store import ModelStore
@@ -57,22 +55,24 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
     faults = "; ".join(map(str, faults_of(identity.model, device, run.settings)))
     under_faults = f", with faults on demand: {faults}" if faults else ""
 
-    key = _key(identity)
+    key = f"{identity.model_hash} {identity.openvino}"
     stored = shipped_reference(identity.model, key) if run.reference is None else read_reference(run.reference, key)
     checks = [_doctor(run)] if device is Device.NPU and not emulated else []
+    load = CheckResult(name="load", status="passed", detail="", facts=[8, 11, 14], values={})
     limit, rates = None, Rates()
     with closing(Reference(key, lambda: _start_cpu(run, say), installed.path / MODEL_FILE, stored)) as reference:
         try:
             with closing(RunningNode(wanted, place, run.settings, say)) as node:
                 seconds = node.model()["compile"]["seconds"]
-                detail = f"loaded and compiled in {seconds} s{under_faults}"
-                checks.append(_loaded("passed", detail, {"seconds": seconds}))
+                detail = f"loaded and compiled in {seconds} s{under_faults}"[:1000]
+                checks.append(load.model_copy(update={"detail": detail, "values": {"seconds": seconds}}))
                 certification = Certification(node, reference, run.plan, say)
                 certification.run()
             checks += certification.checks
             limit, rates = certification.limit, Rates(**certification.rates)
         except CallFailed as error:
-            checks.append(_loaded("failed", f"{error.message}{under_faults}", {}))
+            detail = f"{error.message}{under_faults}"[:1000]
+            checks.append(load.model_copy(update={"status": "failed", "detail": detail}))
         origin = reference.origin
     verdict: Verdict = "limited" if any("wrong_from" in check.values for check in checks) else "certified"
     if any(check.status == "failed" for check in checks):
@@ -92,10 +92,6 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
     )
 
 
-def _loaded(status: Literal["passed", "failed"], detail: str, values: Json) -> CheckResult:
-    return CheckResult(name="load", status=status, detail=detail[:1000], facts=[8, 11, 14], values=values)
-
-
 def left_out(run: Run) -> str | None:
     """What is known against the model on the device; None if nothing. Raises ConfigurationError as `certify`."""
     installed, identity = _identified(run)
@@ -105,8 +101,8 @@ def left_out(run: Run) -> str | None:
 def make_reference(run: Run, path: Path, say: Callable[[str], None]) -> None:
     """Write this CPU's answers, for `reference` on other machines. Raises ConfigurationError, CallFailed."""
     installed, identity = _identified(run)
-    graph = installed.path / MODEL_FILE
-    with closing(Reference(_key(identity), lambda: _start_cpu(run, say), graph, {})) as reference:
+    graph, key = installed.path / MODEL_FILE, f"{identity.model_hash} {identity.openvino}"
+    with closing(Reference(key, lambda: _start_cpu(run, say), graph, {})) as reference:
         reference.make()
         reference.save(path)
 
@@ -114,11 +110,6 @@ def make_reference(run: Run, path: Path, say: Callable[[str], None]) -> None:
 def _identified(run: Run) -> tuple[InstalledModel, Identity]:
     installed = installed_model(run.wanted, ModelStore(run.settings.model_store), run.settings)
     return installed, identity_of(installed, run.wanted, run.device, run.probe, run.settings)
-
-
-def _key(identity: Identity) -> str:
-    """What a reference holds for: the weights and OpenVINO."""
-    return f"{identity.model_hash} {identity.openvino}"
 
 
 def _start_cpu(run: Run, say: Callable[[str], None]) -> RunningNode:

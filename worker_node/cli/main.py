@@ -45,11 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         serve.add_serve,
         run.add_run,
         pull.add_pull,
-        models.add_list,
-        models.add_ps,
-        models.add_show,
-        models.add_stop,
-        models.add_rm,
+        models.add_commands,
         compile.add_compile,
         bounded.add_smoke,
         doctor.add_doctor,
@@ -89,12 +85,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(_output_problem(error) or describe(error))
         status = 1
     except ModuleNotFoundError as error:
-        say(_missing(error))
+        name = (error.name or "").partition(".")[0]
+        if name in {"", "worker_node", "backend_client"}:
+            raise  # a missing module of our own is a bug
+        say(
+            f"{name} is not installed: this environment has only the client; "
+            f"add the node with {INSTALL_EXTRA.format('node,convert')}"
+        )
     return status
 
 
 def _run(argv: Sequence[str]) -> int:
-    args, rest = build_parser().parse_known_args(_command_first(argv))
+    place = next((place for place, word in enumerate(argv) if word in _CALLING), 0)
+    if argv and argv[0].partition("=")[0] in {"--host", "--port"} and "serve" not in argv:
+        # As npu-proxy and other servers are started.
+        argv = ["serve", *argv]
+    elif place and argv[0].startswith("-"):
+        # Options before the command are moved behind it: `npu-node --verbose run smollm2`.
+        argv = [argv[place], *argv[:place], *argv[place + 1 :]]
+    args, rest = build_parser().parse_known_args(argv)
     words = next((found for name in _WORDS if isinstance(found := getattr(args, name, None), list)), None)
     if rest and (words is None or any(word.startswith("-") and " " not in word for word in rest)):
         args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -105,15 +114,6 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     status: int = args.run(args)
     return status
-
-
-def _command_first(argv: Sequence[str]) -> Sequence[str]:
-    """Options before the command are moved behind it: `npu-node --verbose run smollm2`."""
-    if argv and argv[0].partition("=")[0] in {"--host", "--port"} and "serve" not in argv:
-        # As npu-proxy and other servers are started.
-        return ["serve", *argv]
-    place = next((place for place, word in enumerate(argv) if word in _CALLING), 0)
-    return [argv[place], *argv[:place], *argv[place + 1 :]] if place and argv[0].startswith("-") else argv
 
 
 def _discard_output() -> None:
@@ -141,14 +141,3 @@ def describe(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
     reason = (error.strerror or str(error) or type(error).__name__).lower()
     return f"{where}{reason}"
-
-
-def _missing(error: ModuleNotFoundError) -> str:
-    """The message for an installation without the extra `node`. A missing module of our own is a bug: raised."""
-    name = (error.name or "").partition(".")[0]
-    if name in {"", "worker_node", "backend_client"}:
-        raise error
-    return (
-        f"{name} is not installed: this environment has only the client; "
-        f"add the node with {INSTALL_EXTRA.format('node,convert')}"
-    )

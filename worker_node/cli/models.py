@@ -9,7 +9,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker_node.cli.output import megabytes, print_json, printable, serving_device, serving_placement, table
+from worker_node.cli.output import megabytes, print_json, printable, serving_placement, table
 from worker_node.cli.serve import node_options, node_store
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.models.catalog import Catalog, CatalogEntry, devices_for
@@ -19,68 +19,43 @@ if TYPE_CHECKING:
     from worker_node.models.directory import InstalledModel
 
 
-def add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """`npu-node list`."""
-    parser = commands.add_parser(
-        "list",
-        help="list the installed models",
-        description="List the installed models, of the running node or in the store; with --all the whole catalog.",
-        parents=[node_options()],
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`npu-node list`, `ps`, `show`, `stop` and `rm`."""
+    declared = (
+        (
+            "list",
+            _list,
+            "list the installed models",
+            "List the installed models, of the running node or in the store; with --all the whole catalog.",
+        ),
+        (
+            "ps",
+            _ps,
+            "list the loaded models of the running node",
+            "List the models that the running node has loaded, on which device, and until when.",
+        ),
+        ("show", _show, "show what is known of a model", "Show what is known of one model."),
+        (
+            "stop",
+            _stop,
+            "unload models of the running node",
+            "Unload models of the running node, after their requests in flight; they stay installed.",
+        ),
+        ("rm", _rm, "remove models", "Remove models, from the running node or the store."),
     )
-    parser.add_argument("--all", action="store_true", help="everything that can be pulled by name as well")
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.set_defaults(run=_list)
-
-
-def add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """`npu-node show MODEL`."""
-    parser = commands.add_parser(
-        "show",
-        help="show what is known of a model",
-        description="Show what is known of one model.",
-        parents=[node_options()],
-    )
-    parser.add_argument("model", metavar="MODEL", help="id, alias or source")
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.set_defaults(run=_show)
-
-
-def add_ps(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """`npu-node ps`."""
-    parser = commands.add_parser(
-        "ps",
-        help="list the loaded models of the running node",
-        description="List the models that the running node has loaded, on which device, and until when.",
-        parents=[node_options()],
-    )
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.set_defaults(run=_ps)
-
-
-def add_stop(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """`npu-node stop MODEL…`."""
-    parser = commands.add_parser(
-        "stop",
-        help="unload models of the running node",
-        description="Unload models of the running node, after their requests in flight; they stay installed.",
-        parents=[node_options()],
-    )
-    parser.add_argument("models", metavar="MODEL", nargs="+", help="id, alias or source")
-    parser.set_defaults(run=_stop)
-
-
-def add_rm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """`npu-node rm MODEL…`."""
-    parser = commands.add_parser(
-        "rm",
-        help="remove models",
-        description="Remove models, from the running node or the store.",
-        parents=[node_options()],
-    )
-    parser.add_argument("models", metavar="MODEL", nargs="+", help="id, alias or source")
-    parser.add_argument("--force", action="store_true", help="end the requests that a model has in flight")
-    parser.add_argument("--model-store", type=Path, help="directory of the models")
-    parser.set_defaults(run=_rm)
+    parsers = {}
+    for name, run, summary, description in declared:
+        parsers[name] = commands.add_parser(name, help=summary, description=description, parents=[node_options()])
+        parsers[name].set_defaults(run=run)
+    parsers["show"].add_argument("model", metavar="MODEL", help="id, alias or source")
+    for name in ("stop", "rm"):
+        parsers[name].add_argument("models", metavar="MODEL", nargs="+", help="id, alias or source")
+    parsers["list"].add_argument("--all", action="store_true", help="everything that can be pulled by name as well")
+    for name in ("list", "ps", "show"):
+        parsers[name].add_argument("--json", action="store_true", help="as JSON")
+    removal = parsers["rm"]
+    removal.add_argument("--force", action="store_true", help="end the requests that a model has in flight")
+    removal.add_argument("--model-store", type=Path, help="directory of the models")
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -90,13 +65,13 @@ def _list(args: argparse.Namespace) -> int:
         return _list_catalog(args)
     rows = []
     for model in on_node(args, lambda node: node.models(), lambda: _of_store(args)):
-        details, device = model.get("details") or {}, serving_device(model)
+        details, placement = model.get("details") or {}, serving_placement(model)
         row = {
             "name": model["id"],
             "size": model.get("size"),
             "quantization": details.get("quantization"),
             "family": details.get("family"),
-            "state": model["state"] if device is None else f"loaded on {device}",
+            "state": model["state"] if placement is None else f"loaded on {placement['device']}",
         }
         rows.append(row)
     if args.json:
@@ -225,12 +200,13 @@ def _not_installed(entry: CatalogEntry) -> dict[str, Any]:
 def _facts(known: Mapping[str, Any]) -> dict[str, Any]:
     details = known.get("details") or {}
     placed = [str(placement["device"]) for placement in known.get("devices") or ()]
+    serving = serving_placement(known)
     return {
         "name": known["id"],
         "state": known["state"],
         "install": known.get("install"),
         "download": known.get("download"),
-        "device": serving_device(known),
+        "device": serving and str(serving["device"]),
         "runs_on": placed or devices_for(known.get("capabilities"), details.get("quantization")),
         "reason": known["reason"],
         "capabilities": known.get("capabilities"),

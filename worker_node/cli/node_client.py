@@ -96,7 +96,19 @@ class NodeClient:
     def lines(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
         """The JSON lines of a streamed POST; leaving the block early cancels the request."""
         with self._stream("POST", path, body, _TIMEOUT) as response:
-            yield _lines(response)
+
+            def read() -> Iterator[dict[str, Any]]:
+                # `iter_lines` would also end lines at characters within the JSON, such as U+2028.
+                rest = b""
+                for piece in itertools.chain(response.iter_bytes(), [b"\n"]):
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for line in filter(None, lines):
+                        decoded = orjson.loads(line)
+                        if isinstance(decoded, dict) and "error" in decoded:
+                            raise NodeCallFailed(str(decoded["error"]), response.status_code)
+                        yield decoded
+
+            yield read()
 
     def pull(self, name: str, progress: Progress) -> None:
         stage: str | None = None
@@ -146,18 +158,6 @@ class NodeClient:
 
     def no_node(self) -> NodeCallFailed:
         return NodeCallFailed(f"{self.url} answered, but not as a node does: check {URL_VARIABLE}")
-
-
-def _lines(response: httpx2.Response) -> Iterator[dict[str, Any]]:
-    # `iter_lines` would also end lines at characters within the JSON, such as U+2028.
-    rest = b""
-    for piece in itertools.chain(response.iter_bytes(), [b"\n"]):
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in filter(None, lines):
-            decoded = orjson.loads(line)
-            if isinstance(decoded, dict) and "error" in decoded:
-                raise NodeCallFailed(str(decoded["error"]), response.status_code)
-            yield decoded
 
 
 def model_path(name: str, action: str = "") -> str:

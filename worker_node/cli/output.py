@@ -12,7 +12,6 @@ from worker_node.core.types import Progress
 if TYPE_CHECKING:
     from rich import progress as rich_progress
     from rich.console import Console
-    from rich.table import Column
 
 TOY_MODEL, USEFUL_MODEL = "smollm2-135m-instruct", "phi-3.5-mini-npu"
 """The embedded chat model, and one of 3.8 billion parameters for the NPU or the CPU of a laptop with 16 GB."""
@@ -59,12 +58,6 @@ def serving_placement(model: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((placement for placement in model["devices"] if placement["state"] == "ready"), None)
 
 
-def serving_device(model: Mapping[str, Any]) -> str | None:
-    """The device on which a model of GET /models is loaded; None where it is not."""
-    placement = serving_placement(model)
-    return None if placement is None else str(placement["device"])
-
-
 @contextmanager
 def progress_display(title: str, console: Console | None = None) -> Iterator[Progress]:
     """Show the work on `title` on stderr until the block ends: on one line of any terminal, which then vanishes."""
@@ -80,8 +73,8 @@ def progress_display(title: str, console: Console | None = None) -> Iterator[Pro
     console = console or Console(stderr=True)
     columns: tuple[progress.ProgressColumn, ...] = (
         SpinnerColumn(),
-        TextColumn("[bold]{task.fields[title]}", table_column=_one_line(ratio=2)),
-        TextColumn("{task.description}", table_column=_one_line(ratio=3)),
+        TextColumn("[bold]{task.fields[title]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=2)),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=3)),
         BarColumn(bar_width=_BAR_WIDTH),
         TextColumn("{task.fields[amount]}", table_column=Column(no_wrap=True, min_width=len("92.9 MB of 92.9 MB"))),
         TimeElapsedColumn(),
@@ -121,9 +114,3 @@ class _Bar(Progress):
         done = min(done, self._total)
         amount = f"{in_gigabytes(done)} of {in_gigabytes(self._total)}"
         self._progress.update(self._task, completed=done, amount=amount)
-
-
-def _one_line(ratio: int) -> Column:
-    from rich.table import Column
-
-    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio)

@@ -69,7 +69,13 @@ def node_options() -> argparse.ArgumentParser:
 def _serve(args: argparse.Namespace) -> int:
     from worker_node.settings.npu_proxy import notices
 
-    logging.basicConfig(level=_log_level(args.log_level), format=_LOG_FORMAT, stream=sys.stderr)
+    level = args.log_level
+    for name in ("NPU_NODE_LOG_LEVEL", "NPU_PROXY_LOG_LEVEL"):
+        value = os.environ.get(name, "")
+        if not level and value and value.lower() not in _LOG_LEVELS:
+            raise ConfigurationError(f"{name} must be one of {', '.join(_LOG_LEVELS)}, got {value[:40]!r}")
+        level = level or value
+    logging.basicConfig(level=(level or "info").upper(), format=_LOG_FORMAT, stream=sys.stderr)
     bounded = args.profile == "bounded"
     # First, so that a mistake in them is reported before the slow imports.
     if bounded:
@@ -98,16 +104,6 @@ def _serve(args: argparse.Namespace) -> int:
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         runner.run(served)
     return 0
-
-
-def _log_level(given: str | None) -> str:
-    """The flag, else the variable, ours before npu-proxy's. Raises ConfigurationError for another word."""
-    for name in ("NPU_NODE_LOG_LEVEL", "NPU_PROXY_LOG_LEVEL"):
-        value = os.environ.get(name, "")
-        if not given and value and value.lower() not in _LOG_LEVELS:
-            raise ConfigurationError(f"{name} must be one of {', '.join(_LOG_LEVELS)}, got {value[:40]!r}")
-        given = given or value
-    return (given or "info").upper()
 
 
 def settings_source(args: argparse.Namespace) -> SettingsSource:

@@ -48,8 +48,14 @@ class ServiceManager:
         Up means that it listens. Its models may still load, for minutes on an NPU; /health says `starting` until then,
         which is for clients and probes. A manager that waited for them would kill the node for a slow compiler.
         """
+
+        async def keep_telling() -> None:
+            while self._address is not None:
+                await asyncio.sleep(self._period_s)
+                self._tell(*(["WATCHDOG=1"] if self._watched else []), f"STATUS={status()}")
+
         self._tell("READY=1", f"STATUS={status()}")
-        beat = asyncio.create_task(self._beat(status), name="service manager")
+        beat = asyncio.create_task(keep_telling(), name="service manager")
         try:
             yield
         finally:
@@ -60,11 +66,6 @@ class ServiceManager:
     def stopping(self) -> None:
         """Report that the node drains and will end."""
         self._tell("STOPPING=1")
-
-    async def _beat(self, status: Callable[[], str]) -> None:
-        while self._address is not None:
-            await asyncio.sleep(self._period_s)
-            self._tell(*(["WATCHDOG=1"] if self._watched else []), f"STATUS={status()}")
 
     def _tell(self, *assignments: str) -> None:
         if self._address is None:

@@ -176,13 +176,15 @@ NPU_ON_CPU: dict[str, Any] = {
 }
 EMULATED_NAME = "NPU path of OpenVINO, emulated on the CPU"
 _WIDTH = 20
+# Always the same width, so that a reader never sees the rest of a longer number.
+_NUMBER = b"%020d\n"
 
 
 @contextmanager
 def stand_in_counter() -> Iterator[Path]:
     """The stand-in while the block runs: what engines and readers open."""
     with shared_file() as path:
-        path.write_bytes(_rendered(0))
+        path.write_bytes(_NUMBER % 0)
         yield path
 
 
@@ -206,14 +208,9 @@ class StandInWriter:
         try:
             count = self.read() + round(seconds * 1e6)
             os.lseek(self._fd, 0, os.SEEK_SET)
-            os.write(self._fd, _rendered(count))
+            os.write(self._fd, _NUMBER % count)
         finally:
             unlock(self._fd)
-
-
-def _rendered(count: int) -> bytes:
-    # Always the same width, so that a reader never sees the rest of a longer number.
-    return f"{count:0{_WIDTH}d}\n".encode()
 
 
 @contextmanager

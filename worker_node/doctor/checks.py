@@ -1,20 +1,160 @@
-"""The checks: the kernel's side of the NPU, its user space, and the node's own files; `examine` runs them in order."""
+"""The checks: the kernel's side of the NPU, its user space, and the node's own files; `examine` runs them in order.
+
+What they read of a machine is below a root that tests may put elsewhere.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
+import subprocess
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+import psutil
+
+from worker_node.core.environment import native_environment
+from worker_node.core.operating_system import group_name
 from worker_node.devices.npu import RELOAD_DRIVER, find_npu, version_in
 from worker_node.devices.probe import Probe
-from worker_node.doctor.machine import ExaminedMachine, Finding, Severity, error, ok, warning
+
+# Where distributions and Intel's packages put libraries.
+LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib", "lib/x86_64-linux-gnu")
+_DPKG_STATUS = "var/lib/dpkg/status"
+
+
+class ExaminedMachine:
+    """Files below `root`, the user's rights, and the kernel's log where that could be read.
+
+    Paths are given without a leading slash. Nothing raises: what cannot be read is None or empty.
+    """
+
+    environment: Mapping[str, str] = os.environ
+
+    def __init__(self, root: Path = Path("/"), kernel_log: str | None = None) -> None:
+        self.root = root
+        self.kernel_log = kernel_log
+
+    def read(self, path: str) -> str | None:
+        """The text of a file, stripped."""
+        try:
+            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return None
+
+    def exists(self, path: str) -> bool:
+        return (self.root / path).exists()
+
+    def find(self, directory: str, pattern: str) -> list[Path]:
+        return sorted((self.root / directory).glob(pattern))
+
+    def link_name(self, path: str) -> str | None:
+        """The last part of what a symbolic link points to."""
+        try:
+            return (self.root / path).readlink().name
+        except OSError:
+            return None
+
+    def library(self, *patterns: str) -> Path | None:
+        found = (path for d in LIBRARY_DIRECTORIES for pattern in patterns for path in self.find(d, pattern))
+        return next(found, None)
+
+    def in_container(self) -> bool:
+        """Whether this is a container, whose kernel and firmware are the host's."""
+        return self.exists("run/.containerenv") or self.exists(".dockerenv") or self.in_kubernetes()
+
+    def in_kubernetes(self) -> bool:
+        return "KUBERNETES_SERVICE_HOST" in self.environment
+
+    def system(self) -> str:
+        """The distribution and its version, as Ubuntu 24.04; empty where it is not known."""
+        lines = (self.read("etc/os-release") or "").splitlines()
+        fields = dict(line.split("=", 1) for line in lines if "=" in line)
+        return " ".join(fields.get(name, "").strip('"') for name in ("NAME", "VERSION_ID")).strip()
+
+    def package_versions(self, *names: str) -> dict[str, str]:
+        """The versions of those Debian packages that are installed."""
+        versions: dict[str, str] = {}
+        for block in (self.read(_DPKG_STATUS) or "").split("\n\n"):
+            fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and line[0] != " ")
+            if fields.get("Package") in names and fields.get("Status", "").endswith(" installed"):
+                versions[fields["Package"]] = fields.get("Version", "")
+        return versions
+
+    def kernel_release(self) -> str:
+        """As `uname -r` says."""
+        return self.read("proc/sys/kernel/osrelease") or ""
+
+    def user(self) -> str:
+        return str(psutil.Process().username())
+
+    def group_of(self, path: str) -> str | None:
+        """The name, or the number, of the group that owns a file."""
+        try:
+            number = (self.root / path).stat().st_gid
+        except OSError:
+            return None
+        return group_name(number)
+
+    def may_use(self, path: str) -> bool:
+        """Whether this process may open a file to read and write.
+
+        It is tried, since a container may hold a device that its rights allow and its rules forbid.
+        """
+        try:
+            os.close(os.open(self.root / path, os.O_RDWR))
+        except PermissionError:
+            return False
+        except OSError:
+            return os.access(self.root / path, os.R_OK | os.W_OK)
+        return True
+
+
+def read_kernel_log() -> str | None:
+    """What dmesg shows; None where it is missing or this user may not read it."""
+    try:
+        done = subprocess.run(["dmesg"], capture_output=True, timeout=10, check=True, env=native_environment())  # noqa: S607
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")
+
+
+class Severity(StrEnum):
+    """`error`: the NPU cannot be used, or not be proven. `warning`: it works worse, or may stop working."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`id` is stable; `fix` is what to type or do, empty where nothing is wrong."""
+
+    id: str
+    severity: Severity
+    found: str
+    fix: str = ""
+
+
+def ok(check: str, found: str) -> Finding:
+    return Finding(check, Severity.OK, found)
+
+
+def warning(check: str, found: str, fix: str) -> Finding:
+    return Finding(check, Severity.WARNING, found, fix)
+
+
+def error(check: str, found: str, fix: str) -> Finding:
+    return Finding(check, Severity.ERROR, found, fix)
+
 
 _PCI = "sys/bus/pci/devices"
 # Name and generation by PCI device id.
@@ -278,13 +418,6 @@ def _openvino(probe: Probe, *, npu: bool) -> Finding:
     return ok("openvino", f"OpenVINO {probe.openvino} sees the NPU, driver {driver}")
 
 
-def check_cache(root: Path) -> Finding:
-    if _writable(root):
-        return ok("cache-directory", str(root))
-    fix = f"sudo chown -R $USER {root}, or set compile_cache (bounded profile: OV_GENAI_NPU_CACHE)"
-    return error("cache-directory", f"{root} cannot be written: each start would compile again, for minutes", fix)
-
-
 def _writable(root: Path) -> bool:
     """Whether a file can be made there, shown by one that is gone at once: root has the right to /proc, too."""
     try:
@@ -334,7 +467,12 @@ def check_port(host: str, port: int, *, answered: bool) -> Finding:
 def examine(machine: ExaminedMachine, probe: Probe, *, cache: Path) -> tuple[Finding, ...]:
     """Return a finding for every check of the NPU, those that found nothing wrong included."""
     npu = pci_device(machine) is not None
-    return (*check_kernel(machine), *check_userspace(machine, probe, npu=npu), check_cache(cache))
+    kept = ok("cache-directory", str(cache))
+    if not _writable(cache):
+        fix = f"sudo chown -R $USER {cache}, or set compile_cache (bounded profile: OV_GENAI_NPU_CACHE)"
+        found = f"{cache} cannot be written: each start would compile again, for minutes"
+        kept = error("cache-directory", found, fix)
+    return (*check_kernel(machine), *check_userspace(machine, probe, npu=npu), kept)
 
 
 def check_cpu(probe: Probe) -> Finding:

@@ -137,8 +137,9 @@ def main(link: int, parent_pid: int) -> int:
         channel.send(runner.load())
     except Exception as error:  # noqa: BLE001  (whatever a driver raises, it is reported to the edge)
         # Of an error of ours the message says all; of another's it may not.
+        said = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())[:500]
         ours = type(error).__module__.startswith("worker_node.")
-        channel.send(LoadFailed(_brief(error) if ours else f"{type(error).__name__}: {_brief(error)}"))
+        channel.send(LoadFailed(said if ours else f"{type(error).__name__}: {said}"))
         return 1
     try:
         Loop(channel, runner).run()
@@ -154,11 +155,6 @@ def main(link: int, parent_pid: int) -> int:
         channel.send(Broken(f"the engine failed by an error of its own ({name}; the log says where)"))
         return 1
     return 0
-
-
-def _brief(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " | ".join(lines)[:500]
 
 
 if __name__ == "__main__":

@@ -240,12 +240,10 @@ class Runner(Protocol):
     type of its jobs.
     """
 
-    @property
-    def jobs(self) -> Any: ...
-    @property
-    def has_work(self) -> bool: ...
-    @property
-    def wake_fd(self) -> int | None: ...
+    jobs: Any
+    has_work: bool
+    wake_fd: int | None
+
     def load(self) -> Loaded: ...
     def submit(self, job: Any) -> None: ...
     def cancel(self, job_id: int) -> None: ...
@@ -262,6 +260,7 @@ class SerialRunner(ABC, Generic[J]):
     """
 
     _pipeline: Any
+    wake_fd: int | None = None
 
     def __init__(self) -> None:
         self._queue: JobQueue[J] = JobQueue()
@@ -276,10 +275,6 @@ class SerialRunner(ABC, Generic[J]):
     @property
     def has_work(self) -> bool:
         return len(self._queue) > 0
-
-    @property
-    def wake_fd(self) -> None:
-        return None
 
     def stats(self) -> EngineStats:
         return EngineStats(waiting=len(self._queue), running=int(self._current is not None))

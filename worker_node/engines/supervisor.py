@@ -225,7 +225,14 @@ class Engine:
         watchdog = asyncio.create_task(process.watch(), name=f"watchdog {self.spec.model_id}")
         try:
             await self._canary(process)
-            self._became_ready(process, loaded)
+            self._loaded = loaded
+            self._proven_at = time.time()
+            self._ready_at = time.monotonic()
+            self._memory_when_ready = self._own_memory(process)
+            self._shapes.update(compiled=loaded.compiled, imported=loaded.imported)
+            self._replacing = False
+            log.info("engine %s is ready, pid %s", self._name, process.pid)
+            self._set(EngineState.READY, None)
             if await self._serve(process):
                 return None
         except CanaryFailed as error:
@@ -263,16 +270,6 @@ class Engine:
             self._suspects.clear()
         log.warning("engine %s ended: %s; next start in %.1f s", self._name, pause.reason, pause.seconds)
         return pause
-
-    def _became_ready(self, process: EngineProcess, loaded: Loaded) -> None:
-        self._loaded = loaded
-        self._proven_at = time.time()
-        self._ready_at = time.monotonic()
-        self._memory_when_ready = self._own_memory(process)
-        self._shapes.update(compiled=loaded.compiled, imported=loaded.imported)
-        self._replacing = False
-        log.info("engine %s is ready, pid %s", self._name, process.pid)
-        self._set(EngineState.READY, None)
 
     def device_recovered(self) -> None:
         """Count a recovery of the device: an engine with work is replaced, an idle one answers its canary again."""

@@ -204,7 +204,7 @@ class Dashboard:
             for history in self.histories.values():
                 history.add(counters, gauges, time.monotonic())
             self.events.observe(
-                (f"{model.id} on {placement.device}", placement.engine.status)
+                (f"{model.id} on {placement.device}", placement.status)
                 for model in self._node.manager.models
                 for placement in model.placements
             )

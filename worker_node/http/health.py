@@ -166,7 +166,7 @@ def _model(model: ServedModel, aliases: list[str]) -> dict[str, Any]:
         "in_flight": sum(p.admission.outstanding for p in model.placements),
         "ready_in_s": rounded(model.ready_in()),
         "compile": {
-            "state": "running" if status.state is EngineState.STARTING else "done",
+            "state": "running" if shown.state is EngineState.STARTING and not shown.queued else "done",
             "seconds": None if status.loaded is None else round(status.loaded.seconds, 2),
         },
         **model.facts(),

@@ -107,7 +107,7 @@ def read_models(found: Readings, manager: ModelManager) -> None:
     for model in manager.models:
         for placement in model.placements:
             by = {"model": model.id, "device": placement.device.value}
-            _read_engine(found, placement.engine.status, by)
+            _read_engine(found, placement.status, by)
             _read_process(found, placement, by)
             _read_admission(found, placement, by)
             stats = placement.engine.status.stats

@@ -167,11 +167,8 @@ class ModelManager:
         return await self._read(self._readings.start(self._in_thread(query, self.store), "query the store"), deadline)
 
     async def _read(self, reading: asyncio.Task[R], deadline: float) -> R:
-        late = (
-            "the deadline passed while the files of models were read; the disk is slow, or many models are asked for "
-            "at once"
-        )
-        return await self._readings.result(reading, deadline, late)
+        late = "the deadline passed while the files of models were read; the disk is slow, or many models are asked for"
+        return await self._readings.result(reading, deadline, f"{late} at once")
 
     async def _in_thread(self, call: Callable[..., R], *arguments: object) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)

@@ -18,13 +18,13 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from worker_node.core.errors import DeadlineExceeded, InsufficientMemory
 from worker_node.core.types import NOTHING, Device, Feature
 from worker_node.engines.isolation import Isolation, Suspects
-from worker_node.engines.protocol import EngineState
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.engines.supervisor import Engine
 from worker_node.models.passports import NOT_CERTIFIED, Standing
 from worker_node.scheduling.admission import Admission
@@ -114,6 +114,11 @@ class Placement:
     def state(self) -> EngineState:
         """The engine's state; one whose load request waits for its turn counts as starting."""
         return EngineState.STARTING if self.queued else self.engine.status.state
+
+    @property
+    def status(self) -> EngineStatus:
+        """The engine's status with the state and the reason of the placement."""
+        return replace(self.engine.status, state=self.state, reason=self.reason)
 
     @property
     def queued(self) -> bool:

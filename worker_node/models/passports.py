@@ -197,7 +197,14 @@ def standing(passports: Iterable[Passport], identity: Identity) -> Standing:
         given, found = asdict(passport.identity), asdict(identity)
         changed = tuple(name for name in found if given[name] != found[name])
         if not changed:
-            return Standing(passport.verdict, _words(passport), passport)
+            failed = [check.name for check in passport.checks if check.status == "failed"]
+            emulated = ", of an emulated NPU" if passport.emulated else ""
+            words = f"at {passport.made}, compared with {passport.reference}{emulated}"
+            if passport.verdict == "failed":
+                words = f"failed at {passport.made}: {', '.join(failed) or 'see the passport'}"
+            elif passport.verdict == "limited":
+                words = f"prompts up to {passport.limits.max_prompt_tokens} tokens, at {passport.made}"
+            return Standing(passport.verdict, words, passport)
         if best is not NOT_CERTIFIED:
             continue
         names = " and the ".join(_NAMES.get(name, name) for name in changed)
@@ -323,16 +330,6 @@ class PassportStore:
 def now() -> str:
     """The time, as passports have it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _words(passport: Passport) -> str:
-    failed = [check.name for check in passport.checks if check.status == "failed"]
-    if passport.verdict == "failed":
-        return f"failed at {passport.made}: {', '.join(failed) or 'see the passport'}"
-    if passport.verdict == "limited":
-        return f"prompts up to {passport.limits.max_prompt_tokens} tokens, at {passport.made}"
-    emulated = ", of an emulated NPU" if passport.emulated else ""
-    return f"at {passport.made}, compared with {passport.reference}{emulated}"
 
 
 def _public(key: Ed25519PublicKey) -> str:

@@ -130,8 +130,9 @@ def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
     except ConfigurationError:
         raise
     except Exception as error:  # tokenizers and OpenVINO raise types of their own for damaged files
+        said = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())[:300]
         raise UnusableFiles(
-            f"{installed.path}: its files are damaged ({type(error).__name__}: {_brief(error)}); pull or copy it again"
+            f"{installed.path}: its files are damaged ({type(error).__name__}: {said}); pull or copy it again"
         ) from error
     model.if_failed = _failed(wanted, machine, "", installed.kind)
     return model
@@ -146,10 +147,6 @@ def _kind(wanted: ModelSettings, machine: Machine) -> str | None:
             return kind
     entry = store.catalog.find(wanted.name) if wanted.path is None else None
     return None if entry is None else entry.kind
-
-
-def _brief(error: Exception) -> str:
-    return " | ".join(line.strip() for line in str(error).splitlines() if line.strip())[:300]
 
 
 def build_model(

@@ -6,7 +6,6 @@ import errno
 import ipaddress
 import json
 import re
-from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -58,12 +57,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class _Mark(Enum):
-    RELOADED = "reloaded"
-
-
 # Marks the settings that a reload applies; all others need a restart.
-RELOADED = _Mark.RELOADED
+RELOADED = "reloaded"
 
 EMBEDDED_MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")
 

@@ -5,12 +5,14 @@ import gzip
 import json
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 
+from backend_client import NPUClient
 from backend_client.bulk import BulkRequest, ExitCode, ray_executor, run_job
 from backend_client.bulk.ray_executor import RayExecutor
 from backend_client.errors import ConfigurationError
@@ -90,11 +92,14 @@ async def test_on_ray_too_a_row_that_is_never_answered_holds_up_no_other(three_f
     monkeypatch.setattr(ray_executor, "PROCESS", process)
     monkeypatch.setitem(sys.modules, "ray", InThreads(process))
     monkeypatch.setenv("NPU_CLIENT_RETRY__ATTEMPTS", "1")
+    made = mock.Mock(wraps=NPUClient.from_settings)
+    monkeypatch.setattr(NPUClient, "from_settings", made)
     async with ScriptedNode().running() as node:
         node.respond = answering_bad_rows(lambda _: error_response(500, "internal_error"))
         request = request_for(three_files, tmp_path / "out", attempts=1)
         report = await run_job(request, settings_for(node), executor=RayExecutor(request, (node.url,)))
     assert (report.exit_code, report.rows, len(report.quarantined)) == (ExitCode.QUARANTINED, 100, 2)
+    assert made.call_count == 2, "one client before the job is known, and one for all its fragments"
 
 
 @pytest.fixture

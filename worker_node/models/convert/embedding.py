@@ -157,22 +157,19 @@ def read_sentence_config(directory: Path) -> SentenceConfig:
             )
     if _sentence_transformers(directory).default_prompt_name is not None:
         raise ConversionFailed(f"{directory / 'config_sentence_transformers.json'}: default_prompt_name is not known")
-    return SentenceConfig(
-        pooling=_read_pooling(directory / modules[1].path / "config.json"),
-        normalise="Normalize" in kinds,
-        max_tokens=token_limit(directory, limits.max_seq_length),
-    )
-
-
-def _read_pooling(path: Path) -> Pooling:
+    path = directory / modules[1].path / "config.json"
     options = read_json(path, dict[str, Any])
     chosen = sorted(name for name, value in options.items() if name.startswith("pooling_mode_") and value is True)
     # Newer versions of sentence-transformers write one name.
     chosen = chosen or [str(options.get("pooling_mode"))]
-    if len(chosen) == 1 and chosen[0] in _POOLING_NAMES:
-        return _POOLING_NAMES[chosen[0]]
-    raise ConversionFailed(
-        f"{path}: pooling {chosen} is not known; known are mean_tokens, cls_token and lasttoken, one of them"
+    if len(chosen) != 1 or chosen[0] not in _POOLING_NAMES:
+        raise ConversionFailed(
+            f"{path}: pooling {chosen} is not known; known are mean_tokens, cls_token and lasttoken, one of them"
+        )
+    return SentenceConfig(
+        pooling=_POOLING_NAMES[chosen[0]],
+        normalise="Normalize" in kinds,
+        max_tokens=token_limit(directory, limits.max_seq_length),
     )
 
 
@@ -303,15 +300,6 @@ def _finish_graph(vector: Node, parameters: list[Node]) -> ov.Model:
 _HEX_DIGITS = 32
 
 
-def space_fingerprint(*, weights_sha256: str, tokenizer_sha256: str, layout: str, dimensions: int) -> str:
-    """A short name (hex) of all that decides where a text's vector lies: vectors of equal names may be compared.
-
-    The device, the precision and the batch are not part of it: they move a vector by no more than rounding does.
-    """
-    facts = {"dimensions": dimensions, "layout": layout, "tokenizer": tokenizer_sha256, "weights": weights_sha256}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_HEX_DIGITS]
-
-
 def _finish_model(
     job: ConversionJob,
     model: ov.Model,
@@ -343,18 +331,17 @@ def _finish_model(
     rows = tuple(tuple(float(x) for x in vector) for vector in vectors)
     write_canary(target, EmbeddingCanary(CANARY_TEXTS, rows))
     dimensions = vectors.shape[1]
+    # A short name of all that decides where a text's vector lies: vectors of equal names may be compared. The device,
+    # the precision and the batch are not part of it: they move a vector by no more than rounding does.
+    facts = {"dimensions": dimensions, "layout": layout, "tokenizer": tokenizer_sha256, "weights": weights_sha256}
+    space = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_HEX_DIGITS]
     return Converted(
         kind=ModelKind.EMBEDDING,
         family=family,
         quantization=Quantization.F32,
         context_limit=context_limit,
         dimensions=dimensions,
-        space=space_fingerprint(
-            weights_sha256=weights_sha256,
-            tokenizer_sha256=tokenizer_sha256,
-            layout=layout,
-            dimensions=dimensions,
-        ),
+        space=space,
         prompts=prompts_of(Path(job.source), job),
         matryoshka=matryoshka_of(Path(job.source), job, dimensions),
     )

@@ -34,6 +34,13 @@ from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILES, family_of
 # Chosen by fidelity and speed together: docs/models.md has the figures.
 DEFAULT_QUANTIZATION = Quantization.INT4_INT8
 _TOKEN_FIELDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+_SIZES = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length",
+}
 
 
 def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
@@ -45,7 +52,15 @@ def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     write_tokenizer(gguf, target, scratch)
     model = import_graph(gguf.path)
     template = str(gguf.get("tokenizer.chat_template") or "")
-    _write_configs(gguf, target, template)
+    ids = {name: gguf.get(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKEN_FIELDS.items()}
+    # The answer ends at the end-of-sequence token only because this file says which it is.
+    known = {name: int(value) for name, value in ids.items() if value is not None}
+    sizes = {name: gguf.hyperparameter(key) for name, key in _SIZES.items()}
+    config = {"model_type": gguf.architecture, **sizes, **known}
+    for name, content in (("generation_config.json", known), ("config.json", config)):
+        (target / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    if template:
+        (target / "chat_template.jinja").write_text(template, encoding="utf-8")
     stage(f"storing the weights in {quantization}")
     store_weights(model, gguf, quantization)
     ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
@@ -187,24 +202,6 @@ def write_tokenizer(gguf: GgufFile, target: Path, scratch: Path) -> None:
         raise ConversionFailed(f"{gguf.path}: OpenVINO GenAI cannot import its tokenizer ({error})") from error
     for name in TOKENIZER_FILES:
         shutil.move(scratch / name, target / name)
-
-
-def _write_configs(gguf: GgufFile, target: Path, template: str) -> None:
-    ids = {name: gguf.get(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKEN_FIELDS.items()}
-    known = {name: int(value) for name, value in ids.items() if value is not None}
-    # The answer ends at the end-of-sequence token only because this file says which it is.
-    sizes = {
-        "hidden_size": gguf.hyperparameter("embedding_length"),
-        "num_hidden_layers": gguf.hyperparameter("block_count"),
-        "num_attention_heads": gguf.hyperparameter("attention.head_count"),
-        "num_key_value_heads": gguf.hyperparameter("attention.head_count_kv"),
-        "max_position_embeddings": gguf.hyperparameter("context_length"),
-    }
-    config = {"model_type": gguf.architecture, **sizes, **known}
-    for name, content in (("generation_config.json", known), ("config.json", config)):
-        (target / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    if template:
-        (target / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def store_weights(model: ov.Model, gguf: GgufFile, quantization: Quantization) -> None:
@@ -436,7 +433,17 @@ class _Rotary:
 
     def turn(self, rotated: Output) -> Node:
         """[batch, heads, tokens, size] of the front end's rotation, [batch, tokens, heads, size]."""
-        x = _by_heads(_unrotated(rotated))
+        for kinds in _ROTATIONS:
+            value = rotated
+            for kind in kinds:
+                if value.get_node().get_type_name() != kind:
+                    break
+                value = value.get_node().input_value(0)
+            else:
+                break
+        else:
+            raise ConversionFailed(f"{rotated.get_node().friendly_name} is not a rotary embedding that is supported")
+        x = _by_heads(value)
         half = x.get_output_partial_shape(0)[3].get_length() // 2
         # To the end, not to the size: the fusion looks for that.
         low, high = (
@@ -445,18 +452,6 @@ class _Rotary:
         )
         swapped = op.concat([op.multiply(high, np.full((1, 1, 1, 1), -1, np.float32)), low], -1)
         return op.add(op.multiply(x, self._cos), op.multiply(swapped, self._sin))
-
-
-def _unrotated(rotated: Output) -> Output:
-    for kinds in _ROTATIONS:
-        value = rotated
-        for kind in kinds:
-            if value.get_node().get_type_name() != kind:
-                break
-            value = value.get_node().input_value(0)
-        else:
-            return value
-    raise ConversionFailed(f"{rotated.get_node().friendly_name} is not a rotary embedding that is supported")
 
 
 def _visible(ids: Node, mask: Node) -> Node:

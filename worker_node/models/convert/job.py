@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import ClassVar, cast
@@ -78,32 +78,23 @@ def perform(job: ConversionJob, stage: Callable[[str], None]) -> None:
     converted = _convert(job, stage)
     if job.kind not in (None, converted.kind):
         raise ConversionFailed(f"{job.id}: the files are a model for {converted.kind}, not for {job.kind}")
-    target, entry = Path(job.target), job.entry
-    limit = converted.context_limit if entry is None else min(converted.context_limit, entry.context_limit)
-    write_manifest(
-        target,
-        Manifest(
-            version=MANIFEST_VERSION,
-            id=job.id,
-            kind=converted.kind,
-            family=converted.family if entry is None else entry.family,
-            context_limit=limit,
-            quantization=converted.quantization,
-            licence=job.licence,
-            source=job.origin,
-            source_sha256=job.source_sha256,
-            files=sizes(target),
-            made_with={name: metadata.version(name) for name in _MAKERS},
-            dimensions=converted.dimensions,
-            space=converted.space,
-            canary=None if entry is None else entry.canary,
-            max_prompt_len=None if entry is None else entry.max_prompt_len,
-            aliases=job.aliases,
-            prompts=dict(converted.prompts),
-            matryoshka=converted.matryoshka,
-            content=None if converted.space is None else content_hash(target, TOKENIZER_FILE),
-        ),
+    target, facts = Path(job.target), asdict(converted)
+    if (entry := job.entry) is not None:
+        facts |= {"family": entry.family, "canary": entry.canary, "max_prompt_len": entry.max_prompt_len}
+        facts["context_limit"] = min(converted.context_limit, entry.context_limit)
+    manifest = Manifest(
+        version=MANIFEST_VERSION,
+        id=job.id,
+        licence=job.licence,
+        source=job.origin,
+        source_sha256=job.source_sha256,
+        files=sizes(target),
+        made_with={name: metadata.version(name) for name in _MAKERS},
+        aliases=job.aliases,
+        content=None if converted.space is None else content_hash(target, TOKENIZER_FILE),
+        **facts,
     )
+    write_manifest(target, manifest)
 
 
 def _convert(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
@@ -228,6 +219,17 @@ def files_of_task(repository: str, architectures: Collection[str], names: Collec
     for _, files in _files_of_tasks():
         if (wanted := files.of_repository(repository, architectures, names)) is not None:
             return frozenset(wanted)
+    return None
+
+
+def special_file(source: Path) -> str | None:
+    """The problem of a directory with anything but files and directories.
+
+    Reading a pipe would wait for a writer, and a device has no end.
+    """
+    for path in source.iterdir() if source.is_dir() else ():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            return f"{path} is a pipe, a socket or a device: a model's files must be plain files"
     return None
 
 

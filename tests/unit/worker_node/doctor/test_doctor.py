@@ -11,8 +11,7 @@ import pytest
 from worker_node.devices.npu import version_in
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.doctor import checks
-from worker_node.doctor.checks import check_models, examine, healthy
-from worker_node.doctor.machine import ExaminedMachine, Severity
+from worker_node.doctor.checks import ExaminedMachine, Severity, check_models, examine, healthy
 
 ADDRESS = "0000:00:0b.0"
 PCI = f"sys/bus/pci/devices/{ADDRESS}"
@@ -353,5 +352,5 @@ def test_a_device_that_cannot_be_opened_is_not_usable_whatever_its_rights_say(tm
     def forbidden(*_arguments):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr("worker_node.doctor.machine.os.open", forbidden)
+    monkeypatch.setattr("worker_node.doctor.checks.os.open", forbidden)
     assert not machine.may_use("dev/accel/accel0")

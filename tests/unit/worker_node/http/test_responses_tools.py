@@ -224,6 +224,7 @@ async def test_a_call_whose_arguments_are_cut_is_no_call_of_a_whole_chat(store):
     [
         ("/v1/responses", {"input": "a " * 9000}, "input"),
         ("/v1/responses", {"input": "a", "max_output_tokens": 9}, "max_output_tokens"),
+        ("/v1/responses", {"input": "a", "use_beam_search": True}, "use_beam_search"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 9000}]}, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}, "max_tokens"),
         (

@@ -161,7 +161,7 @@ def test_a_removed_model_is_gone_and_what_is_not_installed_says_how_to_get_it(st
     with pytest.raises(ModelNotFound):
         store.remove("mine")
     with pytest.raises(ModelNotFound, match="models here: none"):
-        store.get("mine")
+        store.get("zzz")
     with pytest.raises(ModelNotFound, match="npu-node pull all-minilm-l6-v2"):
         store.get("all-minilm")
 

@@ -7,10 +7,10 @@ import pytest
 from tests.support.cross_encoders import write_tiny
 from tests.support.published import WHISPER, install
 from tests.support.scripted_hub import COMMIT, Repository
-from worker_node.core.errors import ConversionFailed, SourceRejected
+from worker_node.core.errors import ConfigurationError, ConversionFailed, SourceRejected
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
-from worker_node.models.store import ModelStore, sweep
+from worker_node.models.store import ModelStore, open_directory, sweep
 
 # Each conversion is a process of its own.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_process")]
@@ -147,3 +147,13 @@ def test_a_whisper_model_of_a_hub_is_taken_in_openvino_form_and_in_no_other(hub,
     hub.repositories["maker/Speech"] = Repository(files)
     with pytest.raises(SourceRejected, match=r"not a whole model .*; .* npu-node pull OpenVINO/whisper-small-fp16-ov"):
         ModelStore().pull("maker/Speech")
+
+
+def test_a_directory_with_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    os.mkfifo(source / "config.json")
+    with pytest.raises(SourceRejected, match="is a pipe, a socket"):
+        ModelStore(tmp_path / "store").pull(str(source))
+    with pytest.raises(ConfigurationError, match="is a pipe, a socket"):
+        open_directory(source, "piped", tmp_path / "prepared")

@@ -208,6 +208,7 @@ class ResponsesBody(SamplingBody):
         "previous_response_id": Unsupported(_NOT_STORED),
         "prompt": Unsupported("no prompts are stored here"),
         "top_logprobs": Unsupported("use /v1/chat/completions"),
+        "use_beam_search": Unsupported("use /v1/chat/completions"),
     }
     takes_images: ClassVar[bool] = True
 
