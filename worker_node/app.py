@@ -52,7 +52,7 @@ def make_app(node: Node) -> web.Application:
     app.add_routes(_routes(described))
     for api in task_apis():
         if api.metrics is not None:
-            api.metrics(node.telemetry)
+            node.telemetry.declare(api.metrics)
     return app
 
 

@@ -51,8 +51,8 @@ class Unanswered(NPUError):
 class Patience:
     """Waits for a fleet that is down, and tells it from a request that always fails.
 
-    A failed request is sent again only after the fleet has answered another one: that of other rows, else the `probe`.
-    So a request that fails `attempts` times is itself at fault. Gives up when nothing is answered for `limit` seconds.
+    A failed request is sent again only after the fleet has answered another one, of other rows or the `probe`. So one
+    that fails `attempts` times is itself at fault. Gives up when nothing is answered for `limit` seconds.
     """
 
     def __init__(
@@ -77,8 +77,7 @@ class Patience:
     async def wait(self, final: tuple[type[NPUError], ...] = ()) -> None:
         """Send the probe until it is answered; a refusal is an answer.
 
-        Raises NPUUnavailableError when nothing was answered for `limit` seconds; AuthenticationFailed and `final`
-        errors at once.
+        Raises NPUUnavailableError after the limit; AuthenticationFailed and `final` errors at once.
         """
         pause = _FIRST_PAUSE_S
         while True:
@@ -98,10 +97,9 @@ class Patience:
             return
 
     async def serve(self, rows: Sequence[int], serve: Serve) -> dict[int, str]:
-        """Serve the rows in one request; in halves, and halves of halves, where a row of them is refused.
+        """Serve the rows in one request, and in halves where a row of them is refused. Returns why, by rows.
 
-        Returns why, by rows. Raises Unanswered when the request is at fault but not refused, and what `wait` raises
-        when the fleet is.
+        Raises Unanswered when the request is at fault but not refused, and what `wait` raises.
         """
         refused = {}
 
@@ -147,7 +145,7 @@ class Patience:
                 )
 
     async def _another_answer(self, failure: NPUError, pause: float) -> None:
-        """Return when the fleet has answered a request since this failure. Raises as `wait` does."""
+        """Return when the fleet has answered a request since this failure."""
         answers = self._answers
         await self._pause(failure, pause)
         async with self._probing:
@@ -175,7 +173,7 @@ def _like(failure: NPUError, message: str) -> NPUUnavailableError:
 
 
 def refuses_row(error: NPUError) -> bool:
-    """Whether the error is about the row that was sent, and not about the nodes, their models, the key or the cloud."""
+    """Whether the error is about the row that was sent, not about nodes, models, the key or the cloud."""
     if isinstance(error, RequestRejected) and not isinstance(
         error, AuthenticationFailed | ModelNotFound | CloudRejected
     ):
@@ -184,7 +182,7 @@ def refuses_row(error: NPUError) -> bool:
 
 
 def reason_of(error: RequestRejected | InvalidAnswer) -> str:
-    """Why a row was refused, without the name of a node: the same on every run."""
+    """Why a row was refused, the same on every run: without the name of a node."""
     if isinstance(error, InvalidAnswer):
         return "the answer does not match the schema"
     if isinstance(error, ContextLengthExceeded):
@@ -197,7 +195,7 @@ def reason_of(error: RequestRejected | InvalidAnswer) -> str:
 
 
 class Results:
-    """Results of a chunk, filled part by part: `values` are float32 vectors (n, d), or a list of texts.
+    """Results of a chunk, filled part by part: `values` are vectors (n, d), float32, or a list of texts.
 
     `columns` say who answered; `refused`, why a row has no result. `served` counts rows by node and device.
     """
@@ -217,7 +215,7 @@ class Results:
                 column[row] = value
 
     def put_origin(self, rows: Sequence[int], origin: Origin) -> None:
-        """Record who served rows in one request. Its NPU time is divided among them so that the sum is exact."""
+        """Record who served a request. Its NPU time is divided among its rows so that the sum is exact."""
         self.put(rows, model=origin.model, node=origin.node, device=origin.device, emulated=origin.emulated)
         if origin.npu_busy_delta_us is not None:
             share, rest = divmod(origin.npu_busy_delta_us, len(rows))
@@ -226,7 +224,7 @@ class Results:
         self.served[f"{origin.node} {origin.device or origin.source}"] += len(rows)
 
     def values_of(self, rows: list[int]) -> Any:
-        """The values of these rows, as an Arrow array: of vectors, fixed-size lists."""
+        """The values of these rows as an Arrow array."""
         pa = need("pyarrow")
         if isinstance(self.values, list):
             return pa.array([self.values[row] for row in rows], pa.string())
@@ -235,7 +233,7 @@ class Results:
 
 
 class Work(ABC):
-    """What is done with the inputs of rows. At most `slots` requests are on their way at once, over all chunks."""
+    """What is done with the inputs of rows, in at most `slots` requests at once."""
 
     def __init__(
         self,
@@ -262,11 +260,10 @@ class Work(ABC):
         """Send one request, and keep what comes back."""
 
     def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:  # noqa: ARG002
-        """The rows of each request: one."""
+        """The rows of each request."""
         return [[row] for row in rows]
 
     async def run(self, chunk: Chunk) -> Results:
-        """The results of the rows, and why some were refused. Raises what `Patience.serve` raises."""
         inputs = chunk.inputs
         results = Results(len(inputs), self.job)
         results.refused = {row: problem for row, value in enumerate(inputs) if (problem := self.job.problem(value))}
@@ -287,8 +284,6 @@ class Work(ABC):
 
 
 class Embedding(Work):
-    """Embeds texts in batches."""
-
     def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:
         parts = cut([inputs[row] for row in rows], self.client.core.options.batch)
         return [rows[start:stop] for start, stop in parts]
@@ -306,7 +301,7 @@ class Embedding(Work):
 
 
 class Generation(Work):
-    """Answers row by row: with a schema, or messages, as chats; a plain prompt with `generate`."""
+    """Answers row by row: as chats with a schema or messages, else as prompts."""
 
     def _schema(self) -> Any:
         return self.job.options.get("response_schema")
@@ -361,23 +356,23 @@ class Generation(Work):
             return False
 
 
-# Several coroutines as one: the first failure cancels the others and is raised as it is, not in a group.
+# Several coroutines as one.
 
 
 async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all of them. Raises the first error; none of them runs on after this returns."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    """Run all of them. Raises the first error as it is, not in a group; none runs on after this returns."""
     try:
-        if tasks:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
-                task.result()
-    finally:
-        await cancelled(tasks)
+        async with asyncio.TaskGroup() as group:
+            for coroutine in coroutines:
+                group.create_task(coroutine)
+    except BaseExceptionGroup as errors:
+        first = errors.exceptions[0]
+    else:
+        return
+    raise first
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks and wait until they have ended."""
     ended = list(tasks)
     for task in ended:
         task.cancel()

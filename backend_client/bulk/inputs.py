@@ -13,31 +13,29 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from backend_client.bulk.stores import file_system, need
 from backend_client.errors import ConfigurationError
 
-Form = Literal["parquet", "jsonl", "txt", "csv"]
-
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file of the input. `version` is its etag, or else its modification time; `compression` is "" for none."""
+    """`version`: etag or modification time; `form`: parquet, jsonl or txt; `compression`: gzip, zstd or ""."""
 
     url: str
     size: int
     version: str
-    form: Form
+    form: str
     compression: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Rows `start` to `stop` (exclusive) of a Parquet file; of JSONL or text, the lines that begin in these bytes.
+    """Rows `start` to `stop` (exclusive) of Parquet; of JSONL or text, the lines that begin in these bytes.
 
     A compressed file is one fragment. `rows` counts lines that are rejected later, too. `problem` says why a file
-    cannot be read at all; its fragment is committed without rows, and with one record among the rejected ones.
+    cannot be read at all; its fragment becomes one record among the rejected.
     """
 
     file: InputFile
@@ -49,7 +47,6 @@ class Fragment:
     """Names the fragment and its output: 32 hex digits of path, size, version and range."""
 
     def __post_init__(self) -> None:
-        """Compute the id once: a run of many fragments asks for it often."""
         key = json.dumps([self.file.url, self.file.size, self.file.version, self.start, self.stop])
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:32]
         object.__setattr__(self, "id", digest)
@@ -60,7 +57,7 @@ class Fragment:
 
 
 def cut_parquet(file: InputFile, row_groups: Sequence[int], wanted: int) -> Iterator[Fragment]:
-    """Fragments of about `wanted` rows: small row groups together, a large one in equal parts."""
+    """Small row groups together, a large one in equal parts, of about `wanted` rows."""
     start = stop = 0
     for rows in row_groups:
         if stop > start and stop - start + rows > wanted:
@@ -78,22 +75,13 @@ def cut_parquet(file: InputFile, row_groups: Sequence[int], wanted: int) -> Iter
 
 # Which files an input names.
 
-_FORMS: dict[str, Form] = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".txt": "txt",
-    ".csv": "csv",
-}
+_FORMS = {".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "txt", ".csv": "csv"}
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _VERSIONS = ("ETag", "etag", "generation", "md5", "mtime", "LastModified", "last_modified", "modified", "created")
 
 
 def list_inputs(pattern: str) -> list[InputFile]:
-    """The files of a pattern, a directory (with all below it) or one file, ordered by path; hidden ones left out.
-
-    A path that exists is not a pattern, even if `*`, `?` or `[` stand in it.
+    """The files of a pattern, a directory with all below it, or one file, ordered by path, without hidden ones.
 
     Raises ConfigurationError when there are none, or one is of no known form.
     """
@@ -121,7 +109,7 @@ def list_inputs(pattern: str) -> list[InputFile]:
 
 
 def check_apart(pattern: str, out: str) -> None:
-    """Raise ConfigurationError for an output that the input would list: the job could not be continued."""
+    """Raise ConfigurationError for an output that the input would list."""
     system, path = file_system(pattern)
     other, place = file_system(out)
     if other.protocol != system.protocol:
@@ -140,7 +128,7 @@ def check_apart(pattern: str, out: str) -> None:
 
 
 def _is_glob(system: Any, path: str) -> bool:
-    """Whether the path is a pattern: one that exists as it is written is that path, whatever signs its name has."""
+    """Whether the path is a pattern: one that exists as it is written is that path."""
     if not any(sign in path for sign in "*?["):
         return False
     try:
@@ -150,7 +138,7 @@ def _is_glob(system: Any, path: str) -> bool:
 
 
 def _below(system: Any, path: str, walked: list[str]) -> Iterator[dict[str, Any]]:
-    """The files of known forms below a directory, also behind links. Hidden directories are left out, too."""
+    """The files of known forms below a directory, also behind links, not in hidden directories."""
     for info in system.find(path, detail=True).values():
         if _is_hidden_below(info["name"], path):
             continue
@@ -166,7 +154,7 @@ def _below(system: Any, path: str, walked: list[str]) -> Iterator[dict[str, Any]
 
 
 def _target(system: Any, info: dict[str, Any]) -> dict[str, Any]:
-    """What a link leads to, under the link's name; others as they are. Raises ConfigurationError for one to nothing."""
+    """What a link leads to, under the link's name. Raises ConfigurationError for one to nothing."""
     if not info.get("islink"):
         return info
     if not system.exists(info["name"]):
@@ -198,8 +186,8 @@ def _version(url: str, info: dict[str, Any]) -> str:
     return next((str(info[key]) for key in _VERSIONS if info.get(key) is not None), "")
 
 
-def _suffixes(name: str) -> tuple[Form | None, str]:
-    """The form and the compression that the name of a file tells."""
+def _suffixes(name: str) -> tuple[str | None, str]:
+    """The form and the compression that a name tells."""
     path = Path(name)
     compression = _COMPRESSIONS.get(path.suffix.lower(), "")
     if compression:
@@ -216,9 +204,9 @@ class InputChanged(OSError):
 
 
 class InputSource:
-    """A file opened for reading. `failure` is the error of the store, where it was that which ended a reader.
+    """A file opened for reading. `failure` is the error of its store, where that ended a reader.
 
-    Decoders report a read that failed and bytes that make no sense alike; only the second is the file's own fault.
+    Decoders report a read that failed and damaged content alike; only the second is the file's fault.
     """
 
     def __init__(self, file: Any) -> None:
@@ -240,7 +228,6 @@ class InputSource:
         return len(data)
 
     def read(self, size: int = -1) -> bytes:
-        """At most `size` bytes. Raises OSError."""
         try:
             data: bytes = self._file.read(size)
         except OSError as error:
@@ -254,7 +241,7 @@ class InputSource:
 
 
 def check_unchanged(file: InputFile) -> None:
-    """Raise InputChanged unless the file is the planned one; OSError when the store fails."""
+    """Raise InputChanged unless the file is the planned one."""
     system, path = file_system(file.url)
     try:
         info = system.info(path)
@@ -266,7 +253,7 @@ def check_unchanged(file: InputFile) -> None:
 
 
 def opened(file: InputFile) -> InputSource:
-    """The file, checked to be the planned one. Raises InputChanged, OSError."""
+    """Open the file, which must be the planned one. Raises InputChanged, OSError."""
     check_unchanged(file)
     system, path = file_system(file.url)
     return InputSource(system.open(path, "rb"))

@@ -37,11 +37,10 @@ RESULT_COLUMNS = (*RESULT_TYPES, "source_file", "source_row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkJob:
-    """`source` is the pattern of the input; `column` holds the texts, prompts or messages.
+    """What the output depends on. `column` holds the texts, prompts or messages.
 
-    `space` and `dimensions` are those of the vectors; "" and 0 for generation. `options` are those of each call:
-    `truncate`, or the sampling. `schema` is Arrow's of the input's columns in every file of the output, in base64;
-    `json_types` the types that their values have in JSON lines.
+    `space` and `dimensions` are "" and 0 for generation. `options`: `truncate`, or the sampling. `schema`: Arrow's, in
+    base64, of the input's columns in the output; `json_types`: the types of their values in JSON lines.
     """
 
     kind: Kind
@@ -65,13 +64,8 @@ class BulkJob:
         """The column of the result, named as in ray.data.llm."""
         return "embeddings" if self.kind == "embed" else "generated_text"
 
-    @property
-    def added_columns(self) -> tuple[str, ...]:
-        """All columns that an output has beside its input's."""
-        return (self.result_column, *RESULT_COLUMNS)
-
     def dump(self, fragments: Sequence[Fragment]) -> bytes:
-        """As JSON, with all files of the input and its fragments: of each its file's number, range, rows, problem."""
+        """As JSON, with the files of the input and the fragments: file number, range, rows, problem."""
         files = list(dict.fromkeys(fragment.file for fragment in fragments))
         numbers = {file: number for number, file in enumerate(files)}
         parts = [[numbers[part.file], part.start, part.stop, part.rows, part.problem] for part in fragments]
@@ -80,27 +74,33 @@ class BulkJob:
 
     def problem(self, value: Any) -> str:
         """Why a value of `column` cannot be sent; "" when it can."""
-        if not self.messages:
-            return _text_problem(value)
         try:
-            json.dumps(conversation(value), ensure_ascii=False).encode()
+            if self.messages:
+                json.dumps(conversation(value), ensure_ascii=False).encode()
+            else:
+                _text(value).encode()
         except (UnicodeEncodeError, TypeError):
-            return "the messages hold a lone surrogate, or what is not JSON"
+            if self.messages:
+                return "the messages hold a lone surrogate, or what is not JSON"
+            return "a lone surrogate, which is not valid Unicode"
         except ValueError as error:
             return str(error)
         return ""
 
     def differences(self, other: BulkJob) -> list[str]:
-        """Each field in which another job differs, with both values."""
-        return [
-            f"{item.name}: {_shown(getattr(self, item.name))} in _job.json, {_shown(getattr(other, item.name))} now"
-            for item in fields(self)
-            if getattr(self, item.name) != getattr(other, item.name)
-        ]
+        """Each field in which another job differs."""
+        found = []
+        for item in fields(self):
+            stored, now = getattr(self, item.name), getattr(other, item.name)
+            if stored != now:
+                shown = (json.dumps(value, ensure_ascii=False) for value in (stored, now))
+                before, after = (text if len(text) <= 80 else f"{text[:77]}..." for text in shown)
+                found.append(f"{item.name}: {before} in _job.json, {after} now")
+        return found
 
 
 def load_job(data: bytes, where: str) -> tuple[BulkJob, list[Fragment]]:
-    """Read `BulkJob.dump`. Raises ConfigurationError if it is not a job, or is one of another format."""
+    """Read `BulkJob.dump`. Raises ConfigurationError for anything else."""
     try:
         values = json.loads(data)
         if values["format"] == FORMAT:
@@ -116,36 +116,22 @@ def load_job(data: bytes, where: str) -> tuple[BulkJob, list[Fragment]]:
     )
 
 
-def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _text_problem(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bytes):
-        return "invalid UTF-8"
-    if not isinstance(value, str):
-        return f"not text, but {type(value).__name__}"
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return "a lone surrogate, which is not valid Unicode"
-    return ""
-
-
-def conversation(value: Any) -> list[dict[str, Any]]:
-    """The messages of a row: a list of objects, or its JSON. Raises ValueError, which says what is wrong."""
+def _text(value: Any) -> str:
     if value is None:
         raise ValueError("null")
     if isinstance(value, bytes):
         raise ValueError("invalid UTF-8")
-    if isinstance(value, str):
+    if not isinstance(value, str):
+        raise ValueError(f"not text, but {type(value).__name__}")
+    return value
+
+
+def conversation(value: Any) -> list[dict[str, Any]]:
+    """The messages of a row: a list of objects, or its JSON. Raises ValueError with the reason."""
+    if not isinstance(value, list):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = json.loads(_text(value))
+        except (json.JSONDecodeError, RecursionError):
             value = None
     if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
         raise ValueError("not a list of messages")
@@ -203,7 +189,6 @@ class BulkRequest:
     allow_cloud: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ConfigurationError for values that make no sense."""
         given = {name: getattr(self, name) for name in _POSITIVE}
         wrong = [f"{name} must be more than 0" for name, value in given.items() if value is not None and not value > 0]
         if self.shard is not None and not 0 <= self.shard[0] < self.shard[1]:
@@ -241,7 +226,7 @@ class BulkRequest:
 
 
 def schema_validator(schema: Any) -> Any:
-    """What checks values against a JSON Schema. Raises ConfigurationError for what is not one, or refers to others."""
+    """What checks values against a schema. Raises ConfigurationError for one that is wrong or incomplete."""
 
     def retrieve_nothing(_: str) -> Any:
         raise ValueError("a schema must be complete in itself")
@@ -261,10 +246,9 @@ CHUNK_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A rejected row and the reason; `count` rows from `row` on, where they cannot be told apart.
+    """A rejected row, or `count` rows from `row` on that cannot be told apart.
 
-    `row` is the number of the row in its file; in JSONL, the offset of its line in bytes. `rest`: it stands for the
-    rest of its file, of which the number of rows is unknown.
+    `row` is its number in its file; in JSONL, the offset of its line. `rest`: an unknown number of rows to the end.
     """
 
     row: int
@@ -285,16 +269,11 @@ class Rejection:
 class Chunk:
     """Rows as they were read: `table` has their columns, `rows` their places, `inputs` what is sent for each.
 
-    An input is None where there is none, and bytes where it is not valid text. `rejected` are rows that could not be
-    read into the table at all.
+    An input is bytes where it is not valid text. `ids` are None without an id column. `rejected` are other rows.
     """
 
     table: Any
     rows: list[int]
-    inputs: list[Any] = field(repr=False)
+    inputs: list[Any]
+    ids: list[Any]
     rejected: list[Rejection]
-    ids: list[Any] | None = None
-
-    def id_of(self, index: int) -> Any:
-        """The id of a row, None where the job has no id column."""
-        return None if self.ids is None else self.ids[index]

@@ -29,9 +29,10 @@ _READS_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The account of one fragment, in the metadata of its data file. `rejected_file` is in the folder of rejected rows,
-    "" without any. `incomplete` files ended early, or could not be read at all: each counts as one rejected row.
-    `served` counts rows by node and device. `won`: this attempt's file is the one that has the name.
+    """The account of a fragment, in the metadata of its data file.
+
+    `rejected_file` is "" without rejected rows. `incomplete` files end early, or cannot be read: each is one rejected
+    row. `served` counts rows by node and device. `won`: this attempt's file has the name.
     """
 
     fragment: str
@@ -48,19 +49,19 @@ class Receipt:
 
 
 def committed(store: Store, fragment: Fragment) -> Receipt | None:
-    """The receipt of a fragment that another process committed; None if it has no file yet. Raises OSError."""
+    """The receipt of a fragment that another process committed."""
     return read_receipts(store, [fragment])[0] if store.has(fragment.name) else None
 
 
 def read_receipts(store: Store, fragments: Sequence[Fragment]) -> list[Receipt]:
-    """The receipts of fragments that have a file. Raises OSError, OutputFailed for a file that has none."""
+    """The receipts of fragments that have a file. Raises OSError, OutputFailed for a damaged file."""
 
     def look(fragment: Fragment) -> Receipt:
         with store.open(fragment.name) as file:
             size = file.seek(0, 2)
             try:
                 metadata = need("pyarrow.parquet").ParquetFile(file).metadata.metadata
-                return Receipt(**json.loads(metadata[_KEY.encode()]), size=size, won=False)
+                return replace(Receipt(**json.loads(metadata[_KEY.encode()])), size=size, won=False)
             except (need("pyarrow").ArrowException, ValueError, TypeError, KeyError) as error:
                 problem = error
         raise OutputFailed(f"{fragment.name} in the output is not a complete file of this job: remove it ({problem})")
@@ -69,7 +70,7 @@ def read_receipts(store: Store, fragments: Sequence[Fragment]) -> list[Receipt]:
 
 
 def deaths(store: Store, fragments: Iterable[Fragment]) -> dict[str, int]:
-    """How many processes died while they worked on a fragment, or still do, of those that have a mark."""
+    """How many processes died with a fragment, or work on it now, where any did."""
     marked = store.names(BEGUN)
     known = [part.id for part in fragments if part.id in marked]
     marks = map_in_daemon_threads(lambda name: store.read(f"{BEGUN}/{name}"), known, _READS_AT_ONCE, "marks")
@@ -77,9 +78,9 @@ def deaths(store: Store, fragments: Iterable[Fragment]) -> dict[str, int]:
 
 
 def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Receipt]) -> None:
-    """Write `_SUCCESS` for a job whose fragments are all committed. Blocking. Raises OSError.
+    """Write `_SUCCESS` for a job whose fragments are all committed; several processes may at once.
 
-    `known` are receipts that were read already. Any number of processes may do this at once.
+    `known` are receipts that were read already.
     """
     others = read_receipts(store, [part for part in fragments if part.id not in known])
     receipts = {**known, **{receipt.fragment: receipt for receipt in others}}
@@ -114,14 +115,14 @@ _PAGE_BYTES = 256 * 1024
 
 
 class Writer:
-    """Writes one file, and keeps account of its rows. Blocking. Raises OSError."""
+    """Writes one file, and keeps account of its rows."""
 
     def __init__(self, path: Path, fragment: Fragment, job: BulkJob) -> None:
         self._path = path
         self.rejected: list[Rejection] = []
         self._fragment = fragment
-        self._sums: Counter[str] = Counter()
-        self._served: Counter[str] = Counter()
+        self._sums = Counter(rows=0)
+        self._served = Counter[str]()
         self._schema = _schema(job)
         self._pending: list[Any] = []
         self._waiting = self._bytes = 0
@@ -139,7 +140,7 @@ class Writer:
 
     def add(self, chunk: Chunk, results: Results) -> None:
         """Append the rows of a chunk that were not refused."""
-        refused = [Rejection(chunk.rows[row], reason, chunk.id_of(row)) for row, reason in results.refused.items()]
+        refused = [Rejection(chunk.rows[row], reason, chunk.ids[row]) for row, reason in results.refused.items()]
         self.rejected += sorted([*chunk.rejected, *refused], key=lambda rejection: rejection.row)
         kept = [row for row in range(len(chunk.rows)) if row not in results.refused]
         if not kept:
@@ -154,9 +155,9 @@ class Writer:
         columns.append(pa.array([chunk.rows[row] for row in kept], pa.int64()))
         table = pa.Table.from_arrays(columns, schema=self._schema)
         self._served.update(results.served)
-        self._sums.update({"rows": len(kept), "tokens": results.tokens})
-        for name in ("num_generated_tokens", "npu_busy_us"):
-            self._sums[name] += sum(filter(None, results.columns[name]))
+        self._sums.update(rows=len(kept), tokens=results.tokens)
+        self._sums["generated_tokens"] += sum(filter(None, results.columns["num_generated_tokens"]))
+        self._sums["npu_busy_us"] += sum(filter(None, results.columns["npu_busy_us"]))
         self._pending.append(table)
         self._waiting += len(kept)
         self._bytes += table.nbytes
@@ -164,24 +165,21 @@ class Writer:
             self._flush()
 
     def commit(self, store: Store) -> Receipt:
-        """Complete the file and give it its name, unless another has it: then the receipt is that of the other."""
+        """Complete the file and name it, unless another has the name: then the receipt is the other's."""
         if self._pending:
             self._flush()
         fragment = self._fragment
         rejected = b"".join(rejection.line(fragment.file.url) for rejection in self.rejected)
+        sums: dict[str, Any] = dict(self._sums)
         receipt = Receipt(
             fragment=fragment.id,
-            rows=self._sums["rows"],
             rejected=sum(rejection.count for rejection in self.rejected),
             rejected_file=f"{fragment.id}.{hashlib.sha256(rejected).hexdigest()[:8]}.jsonl" if rejected else "",
             incomplete=sum(rejection.rest for rejection in self.rejected),
-            tokens=self._sums["tokens"],
-            generated_tokens=self._sums["num_generated_tokens"],
-            npu_busy_us=self._sums["npu_busy_us"],
             served=dict(self._served),
+            **sums,
         )
-        known = {name: value for name, value in asdict(receipt).items() if name not in {"size", "won"}}
-        self._file.add_key_value_metadata({_KEY: json.dumps(known), "source": fragment.file.url})
+        self._file.add_key_value_metadata({_KEY: json.dumps(asdict(receipt)), "source": fragment.file.url})
         self._file.close()
         receipt = replace(receipt, size=self._path.stat().st_size)
         if rejected:
@@ -190,7 +188,6 @@ class Writer:
         return receipt if won else read_receipts(store, [fragment])[0]
 
     def abandon(self) -> None:
-        """Close the file without completing it, and remove it."""
         self._pending = []
         try:
             self._file.close()
@@ -206,7 +203,6 @@ class Writer:
 
 
 def _schema(job: BulkJob) -> Any:
-    """The columns of the output: the input's, the result, who answered, and where a row is from."""
     pa = need("pyarrow")
     columns = schema_of(job.schema)
     result = pa.list_(pa.float32(), max(1, job.dimensions)) if job.kind == "embed" else pa.string()
@@ -217,7 +213,7 @@ def _schema(job: BulkJob) -> Any:
 
 
 def _picked(table: Any, rows: list[int]) -> Any:
-    """These rows, which are in order: as slices, because Arrow's `take` does not know every type."""
+    """These rows, in order. As slices: Arrow's `take` does not know every type."""
     if len(rows) == table.num_rows:
         return table
     starts = [place for place, row in enumerate(rows) if not place or row != rows[place - 1] + 1]
@@ -275,9 +271,9 @@ class BulkReport:
 
 
 class Progress:
-    """The progress of a run: sums over the fragments that are committed, by this run and before.
+    """Sums over the fragments that are committed, by this run and before.
 
-    `quarantined` says why fragments were given up, `receipts` are of those that are committed, by their ids.
+    `quarantined` says why fragments were given up; `receipts` are those of the committed ones; by id.
     """
 
     def __init__(self, fragments: int) -> None:
@@ -295,7 +291,7 @@ class Progress:
         return len(self.receipts)
 
     def add(self, receipt: Receipt) -> None:
-        """Add a committed fragment. What another process or run committed does not count as this run's."""
+        """Add a committed fragment. Rows of other processes and runs are not those of now."""
         self.receipts[receipt.fragment] = receipt
         self.rows += receipt.rows
         self.rejected += receipt.rejected

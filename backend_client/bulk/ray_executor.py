@@ -1,7 +1,6 @@
 """Fragments as tasks of a Ray cluster. The only file that imports Ray, and only when it joins one.
 
-A task takes one `intel_npu` of the cluster, so it runs on a machine that has a node. The driver counts attempts: a
-fragment that kills its process is not retried without end.
+A task takes one `intel_npu` of the cluster, so it runs on a machine with a node. The driver counts attempts.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class RayExecutor:
         return receipt
 
     async def changed(self) -> None:
-        """Raises NPUUnavailableError when no machine had the resource for as long as the patience says."""
+        """Raises NPUUnavailableError when no machine had the resource for the patience."""
         ray = need("ray", "ray")
         began = time.monotonic()
         while (found := round(ray.cluster_resources().get(RESOURCE, 0))) == self.slots:
@@ -99,7 +98,6 @@ class RayExecutor:
         self.slots = found
 
     async def close(self) -> None:
-        """Leave the cluster, which ends the processes that still work for this driver."""
         await in_daemon_thread(need("ray", "ray").shutdown, "leave cluster")
 
     async def _call(self, task: Any, *arguments: Any) -> Any:
@@ -118,7 +116,7 @@ class RayExecutor:
 
 
 class ProcessWorker:
-    """The worker of this process, and the event loop in which it lives; both are made for the first task."""
+    """The worker of this process and its event loop, made for the first task."""
 
     def __init__(self) -> None:
         self.loop = LoopThread("fragments", self._close)
@@ -146,7 +144,6 @@ PROCESS = ProcessWorker()
 
 
 def process_fragment(request: BulkRequest, nodes: tuple[str, ...], job: BulkJob, fragment: Fragment) -> Receipt:
-    """Process a fragment with the nodes of this machine, or those of the driver."""
     return PROCESS.loop.run(PROCESS.submit(request, nodes, job, fragment))
 
 

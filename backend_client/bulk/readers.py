@@ -1,6 +1,6 @@
-"""The rows of the input: what all files have in common is found once, then fragments are read chunk by chunk.
+"""The rows of the input: all files are looked at once, then fragments are read chunk by chunk. Blocking.
 
-Begin with `survey` and `read`. Blocking; run in a thread. All files of an output have one schema.
+Begin with `survey` and `read`. All files of an output have one schema.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from backend_client.bulk.inputs import (
     Fragment,
     InputChanged,
     InputFile,
-    InputSource,
     check_unchanged,
     cut_parquet,
     opened,
 )
-from backend_client.bulk.job import CHUNK_BYTES, BulkJob, Chunk, Rejection
+from backend_client.bulk.job import CHUNK_BYTES, RESULT_COLUMNS, BulkJob, Chunk, Rejection
 from backend_client.bulk.stores import need
 from backend_client.errors import ConfigurationError
 from backend_client.lifetime import map_in_daemon_threads
@@ -36,13 +35,12 @@ _JSON_TEXT = "JSON text"
 
 
 def read(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
-    """The rows of a fragment in their order and in the columns of the output; damaged content becomes rejections.
+    """The rows of a fragment in the columns of the output, one chunk in memory; damaged content is rejected.
 
-    Never more than a chunk is in memory. Raises OSError when the store fails, InputChanged when the file is no longer
-    the planned one, ConfigurationError for a value that its column cannot hold.
+    Raises OSError when the store fails, InputChanged, and ConfigurationError for a value that its column cannot hold.
     """
     if fragment.problem:
-        yield Chunk(None, [], [], [Rejection(0, fragment.problem, rest=True)])
+        yield Chunk(None, [], [], [], [Rejection(0, fragment.problem, rest=True)])
     else:
         schema = schema_of(job.schema)
         for chunk in (_read_parquet if fragment.file.form == "parquet" else _read_lines)(fragment, job):
@@ -53,10 +51,10 @@ def read(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
 
 
 def survey(job: BulkJob, files: Sequence[InputFile]) -> tuple[BulkJob, list[Fragment]]:
-    """The job with its columns, and all its fragments. Reads the footers of Parquet and all JSON lines, once.
+    """The job with its columns, and all its fragments: reads the footers of Parquet, and all other lines, once.
 
-    Raises OSError when a store fails, ConfigurationError for files that changed, for columns that are there twice or
-    not at all, of different types, or that the output adds. A file that is not Parquet is a fragment with a problem.
+    Raises OSError when a store fails, ConfigurationError for files that changed and for columns that are missing,
+    there twice, of different types, or added by the output.
     """
 
     def look(file: InputFile) -> tuple[Any, list[Fragment]]:
@@ -77,7 +75,7 @@ def survey(job: BulkJob, files: Sequence[InputFile]) -> tuple[BulkJob, list[Frag
 
 
 def _with_columns(job: BulkJob, files: Sequence[InputFile], found: Sequence[Any]) -> BulkJob:
-    """The job with the columns of its files: JSON types by name for JSON lines, otherwise Arrow's schema."""
+    """`found` has the types by name for JSON lines, otherwise Arrow's schema."""
     pa = need("pyarrow")
     types: dict[str, str] = {}
     for each in found:
@@ -107,7 +105,7 @@ def _with_columns(job: BulkJob, files: Sequence[InputFile], found: Sequence[Any]
 
 
 def _common_type(name: str, files: dict[Any, InputFile]) -> Any:
-    """The type of a column in the output. Raises ConfigurationError, with two files, for types that differ.
+    """The type of a column in the output. Raises ConfigurationError for types that differ.
 
     Only numbers may: they become the wider type, and `conform` refuses a value that it would round.
     """
@@ -125,7 +123,7 @@ def _common_type(name: str, files: dict[Any, InputFile]) -> Any:
 
 
 def _check_once(names: list[str], file: InputFile, job: BulkJob) -> None:
-    """Raise ConfigurationError for names that are there twice, unless their columns are left out."""
+    """Raise ConfigurationError for a name that is there twice and not left out."""
     if job.keep is not None:
         names = [name for name in names if name in {*job.keep, job.column, job.id_column}]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -136,15 +134,13 @@ def _check_once(names: list[str], file: InputFile, job: BulkJob) -> None:
 
 
 def _check_names(names: list[str], kept: list[str], job: BulkJob) -> None:
-    """Raise ConfigurationError for a column that is asked for and that no file has, where any could be read, and for
-    one that the output adds.
-    """
+    """Raise ConfigurationError for a column that no file has, or that the output adds."""
     wanted = dict.fromkeys([job.column, *([job.id_column] if job.id_column is not None else []), *(job.keep or ())])
     missing = [name for name in wanted if name not in names]
     if names and missing:
         shown = ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
         raise ConfigurationError(f"no file of the input has a column {missing[0]!r}; it has: {shown}")
-    taken = [name for name in job.added_columns if name in kept]
+    taken = [name for name in (job.result_column, *RESULT_COLUMNS) if name in kept]
     if taken:
         raise ConfigurationError(
             f"the input has columns that the output adds: {', '.join(taken)}; rename them, or choose the columns to "
@@ -159,7 +155,6 @@ def schema_of(encoded: str) -> Any:
 
 
 def conform(table: Any, schema: Any) -> Any:
-    """The table with the columns of the schema, those that it lacks null."""
     pa = need("pyarrow")
     columns = []
     for column in schema:
@@ -194,7 +189,7 @@ def _survey_parquet(file: InputFile, job: BulkJob) -> tuple[Any, list[Fragment]]
 
 
 def _read_parquet(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
-    """The rows of the fragment. What cannot be decoded is one rejection for all rows that are left."""
+    """What cannot be decoded is one rejection for all rows that are left."""
     pa = need("pyarrow")
     with opened(fragment.file) as source:
         position = fragment.start
@@ -212,11 +207,11 @@ def _read_parquet(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
             if source.failure is not None:
                 raise source.failure from error
             reason = f"the file is damaged: {str(error).partition(chr(10))[0][:200]}"
-            yield Chunk(None, [], [], [Rejection(position, reason, count=fragment.stop - position)])
+            yield Chunk(None, [], [], [], [Rejection(position, reason, count=fragment.stop - position)])
 
 
 def _tables(file: Any, fragment: Fragment, job: BulkJob) -> Iterator[Any]:
-    """The rows of the fragment, at most a chunk at a time by the mean size of rows in each row group."""
+    """The rows of the fragment, at most a chunk at a time by the mean size of rows."""
     pa = need("pyarrow")
     groups: list[int] = []
     skip = start = 0
@@ -248,20 +243,20 @@ def _tables(file: Any, fragment: Fragment, job: BulkJob) -> Iterator[Any]:
 def _parquet_chunk(table: Any, position: int, job: BulkJob) -> Chunk:
     if job.column not in table.column_names:
         reason = f"there is no column {job.column}"
-        return Chunk(None, [], [], [Rejection(position, reason, count=table.num_rows)])
+        return Chunk(None, [], [], [], [Rejection(position, reason, count=table.num_rows)])
     rows = list(range(position, position + table.num_rows))
     inputs = _values(table.column(job.column))
     has_ids = job.id_column is not None and job.id_column in table.column_names
-    ids = _values(table.column(job.id_column)) if has_ids else None
+    ids = _values(table.column(job.id_column)) if has_ids else [None] * len(rows)
     if job.keep is not None:
         table = table.select([name for name in job.keep if name in table.column_names])
-    return Chunk(table, rows, inputs, [], ids)
+    return Chunk(table, rows, inputs, ids, [])
 
 
 def _values(column: Any) -> list[Any]:
-    """The values of a column; bytes in place of a string that is not UTF-8.
+    """The values of a column; bytes where a string is not UTF-8.
 
-    Writers of old, and Spark on demand, store strings as bytes without saying that they are text: UTF-8 is text.
+    Old writers, and Spark on demand, store text as bytes without saying so.
     """
     try:
         values: list[Any] = column.to_pylist()
@@ -291,7 +286,7 @@ Row = dict[Any, Any]
 
 
 def _survey_lines(file: InputFile, job: BulkJob) -> tuple[dict[str, str], list[Fragment]]:
-    """The JSON types of the columns of all lines, by name, and the fragments. Rejected rows have no types."""
+    """The types of all columns by name, without those of rejected rows, and the fragments."""
     types: dict[str, str] = {}
     fragments: list[Fragment] = []
     begin = rows = 0
@@ -308,7 +303,6 @@ def _survey_lines(file: InputFile, job: BulkJob) -> tuple[dict[str, str], list[F
 
 
 def _read_lines(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
-    """The rows of the fragment. A line that is not a row is rejected with its offset."""
     types = job.json_types
     if job.keep is not None:
         types = {name: types.get(name, "null") for name in job.keep}
@@ -333,11 +327,14 @@ def _read_lines(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
 
 
 def _rows(fragment: Fragment, job: BulkJob) -> Iterator[tuple[int, Row | Rejection]]:
-    """Each row with the offset of its line in the decompressed stream. The last is the rejection of a damaged rest."""
+    """Each row with the offset of its line. The last is the rejection of a damaged rest."""
     packed = bool(fragment.file.compression)
     offset = fragment.start
     with opened(fragment.file) as source:
-        stream = source if not packed else _decompressed(source, fragment.file.compression)
+        stream: Any = source
+        if packed:
+            pa = need("pyarrow")
+            stream = pa.CompressedInputStream(pa.PythonFile(source, "r"), fragment.file.compression)
         with io.BufferedReader(stream, _SMALL_BLOCK if packed else _BLOCK) as reader:
             try:
                 if offset:
@@ -356,13 +353,8 @@ def _rows(fragment: Fragment, job: BulkJob) -> Iterator[tuple[int, Row | Rejecti
                 yield offset, Rejection(offset, reason, rest=True)
 
 
-def _decompressed(source: InputSource, compression: str) -> Any:
-    pa = need("pyarrow")
-    return pa.CompressedInputStream(pa.PythonFile(source, "r"), compression)
-
-
 def _next_line(reader: Any) -> tuple[int, bytes | None]:
-    """The length of the next line with its end, 0 at the end of the file, and the line unless it is too long."""
+    """The length of the next line, 0 at the end, and the line without its end unless it is too long."""
     line = reader.readline(LONGEST_LINE + 1)
     length = len(line)
     if line.endswith(b"\n") or length <= LONGEST_LINE:
@@ -373,7 +365,7 @@ def _next_line(reader: Any) -> tuple[int, bytes | None]:
 
 
 def _row(offset: int, line: bytes | None, job: BulkJob, *, is_text: bool) -> Row | Rejection:
-    """The object of a line of JSON; a line of text as it is, also an empty one, so that rows are counted as lines."""
+    """An object of JSON, or a line of text, also an empty one, so that rows are counted as lines."""
     if line is None:
         return Rejection(offset, f"the line is longer than {LONGEST_LINE} bytes")
     try:
@@ -395,26 +387,23 @@ def _row(offset: int, line: bytes | None, job: BulkJob, *, is_text: bool) -> Row
     return value
 
 
+_KINDS = {type(None): "null", bool: "bool", float: "float", str: "str"}
+
+
 def _type(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, int):
-        if value in _EXACT:
-            return "int"
-        return "long" if value in _INT64 else "json"
-    if isinstance(value, float):
-        return "float"
-    return "str" if isinstance(value, str) else "json"
+    if type(value) is not int:
+        return _KINDS.get(type(value), "json")
+    if value in _EXACT:
+        return "int"
+    return "long" if value in _INT64 else "json"
 
 
 def _wider(one: str, other: str) -> str:
     """The type of a column with values of both."""
-    if "null" in {one, other}:
-        return other if one == "null" else one
-    if one == other:
+    if other in {one, "null"}:
         return one
+    if one == "null":
+        return other
     if {one, other} == {"int", "long"}:
         return "long"
     return "float" if {one, other} == {"int", "float"} else "json"
@@ -426,21 +415,17 @@ def _json_schema(types: Mapping[str, str]) -> Any:
     return pa.schema([(name, known.get(kind, pa.string())) for name, kind in types.items()])
 
 
-def _lines_chunk(
-    found: list[tuple[int, Row]], rejected: list[Rejection], types: Mapping[str, str], job: BulkJob
-) -> Chunk:
+def _lines_chunk(found: list[tuple[int, Row]], rejected: list[Rejection], types: dict[str, str], job: BulkJob) -> Chunk:
     pa = need("pyarrow")
     fields = _json_schema(types)
-    arrays = [
-        pa.array([_cell(row.get(column.name), types[column.name]) for _, row in found], column.type)
-        for column in fields
-    ]
+    arrays = []
+    for column in fields:
+        kind, values = types[column.name], [row.get(column.name) for _, row in found]
+        if kind == "json":
+            values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+        elif kind == "float":
+            values = [None if value is None else float(value) for value in values]
+        arrays.append(pa.array(values, column.type))
     inputs = [row.get(job.column) for _, row in found]
     ids = [row.get(job.id_column) for _, row in found]
-    return Chunk(pa.Table.from_arrays(arrays, schema=fields), [offset for offset, _ in found], inputs, rejected, ids)
-
-
-def _cell(value: Any, kind: str) -> Any:
-    if kind == "json" and value is not None:
-        return json.dumps(value, ensure_ascii=False)
-    return float(value) if kind == "float" and value is not None else value
+    return Chunk(pa.Table.from_arrays(arrays, schema=fields), [offset for offset, _ in found], inputs, ids, rejected)

@@ -21,7 +21,7 @@ class OutputFailed(NPUError):
 
 
 def need(module: str, extra: str = "bulk") -> Any:
-    """A module of an extra, so that the base of the client works without it. Raises ConfigurationError without it."""
+    """A module of an extra. Raises ConfigurationError when it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -30,10 +30,7 @@ def need(module: str, extra: str = "bulk") -> Any:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """fsspec's file system for a path or URL, and the path in it.
-
-    Raises ConfigurationError for a scheme that fsspec does not know, or whose package is not installed.
-    """
+    """The file system for a path or URL, and the path in it. Raises ConfigurationError for an unknown scheme."""
     fsspec = need("fsspec")
     try:
         found, path = fsspec.core.url_to_fs(url)
@@ -48,7 +45,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def open_store(url: str) -> Store:
-    """The store of an output. Writes nothing. Raises ConfigurationError for an unknown scheme."""
+    """The store of an output. Writes nothing."""
     system, path = file_system(url)
     local = "file" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
     return LocalStore(system, path) if local else Store(system, path.rstrip("/"))
@@ -57,8 +54,8 @@ def open_store(url: str) -> Store:
 class Store:
     """A prefix in an object store of fsspec. Methods block, and raise OSError.
 
-    Objects get their names by a put that is conditional on there being none. Data files are written to the temporary
-    directory of this machine first, and sent as a whole.
+    An object gets its name by a put that is conditional on there being none. Data files are written on this machine
+    first, and sent as a whole.
     """
 
     def __init__(self, system: Any, root: str) -> None:
@@ -66,7 +63,7 @@ class Store:
         self._root = root
 
     def names(self, folder: str = "") -> set[str]:
-        """The files and folders of a folder, without hidden ones; none where there is no such folder."""
+        """The names in a folder without hidden ones; none where there is no such folder."""
         try:
             found = self._system.ls(self._path(folder), detail=False, refresh=True)
         except FileNotFoundError:
@@ -79,7 +76,7 @@ class Store:
         return found
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file unless there is one of that name. Returns whether this call made it."""
+        """Write a file unless there is one of that name. Returns whether this call did."""
         try:
             self._system.pipe_file(self._path(name), data, mode="create")
         except FileExistsError:
@@ -99,16 +96,13 @@ class Store:
         return data
 
     def temporary(self, fragment: str) -> Path:
-        """Where the data file of a fragment can be written before it has its name."""
+        """Where a data file is written before it has its name."""
         descriptor, path = tempfile.mkstemp(prefix=f"npu-bulk-{fragment}-")
         os.close(descriptor)
         return Path(path)
 
     def commit(self, temporary: Path, name: str) -> bool:
-        """Give a complete file its name unless another has it, and remove the temporary one.
-
-        Returns whether this one has the name.
-        """
+        """Give a complete file its name unless another has it, and remove the temporary. Returns whether it has."""
         try:
             self._system.put_file(str(temporary), self._path(name), mode="create")
         except FileExistsError:
@@ -121,13 +115,12 @@ class Store:
         return self._system.open(self._path(name), "rb")
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files that nothing refers to."""
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 self._system.rm_file(self._path(name))
 
     def sweep(self) -> None:
-        """Remove all temporary data files from the output: the job is complete."""
+        """Remove temporary data files from the output."""
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}".rstrip("/")
@@ -195,10 +188,7 @@ def _sync(path: Path) -> None:
 
 
 def prove_exclusive(store: Store, url: str) -> None:
-    """Show by trying that the store refuses a second writer of a name.
-
-    Raises ConfigurationError for one that does not, or that cannot be written.
-    """
+    """Raise ConfigurationError for a store that cannot be written or does not refuse a second writer."""
     probe = f"_probe-{secrets.token_hex(8)}"
     try:
         exclusive = store.create(probe, b"1") and not store.create(probe, b"2")

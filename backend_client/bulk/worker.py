@@ -36,7 +36,7 @@ _LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a node answered a first small request with. `excluded` are nodes in another vector space than the job's."""
+    """What a node answered a first small request with. `excluded` nodes are in another vector space."""
 
     model: str
     space: str
@@ -49,7 +49,7 @@ class WorkerLost(Exception):
 
 
 class Executor(Protocol):
-    """Processes fragments, `slots` of them at once, which may change. `lost`: workers that died so far.
+    """Processes fragments, `slots` of them at once, which may change. `lost`: workers that died.
 
     `isolated`: a fragment that kills the process which works on it ends no other work.
     """
@@ -72,7 +72,7 @@ class Executor(Protocol):
 
 
 class Worker:
-    """Processes fragments in this event loop, with one client of the nodes for all of them: see Executor."""
+    """Processes fragments in this event loop, with one client for all of them: see Executor."""
 
     def __init__(self, request: BulkRequest, settings: ClientSettings) -> None:
         self.lost = 0
@@ -87,10 +87,9 @@ class Worker:
         self._preparing = asyncio.Lock()
 
     async def probe(self, job: BulkJob | None) -> Probe:
-        """Send one small request to a node, never to the cloud; again while no node answers and the patience allows.
+        """Send a small request to a node, never to the cloud, until one answers or the patience ends.
 
-        Raises RequestRejected (ModelNotFound for example) at once, and ConfigurationError when the nodes answer in
-        another space than the job's.
+        Raises RequestRejected at once, and ConfigurationError for nodes in another space than the job's.
         """
         await self._connected(job)
         npu, options, request, found = self._npu, self._options(job), self._request, list[Probe]()
@@ -124,7 +123,6 @@ class Worker:
         return await process(fragment, job, *self._ready)
 
     async def changed(self) -> None:
-        """See Executor: its slots never do."""
         await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
@@ -144,7 +142,7 @@ class Worker:
         return store, Generation(client, self._options(job), job, request, slots)
 
     async def _connected(self, job: BulkJob | None) -> InferenceClient | NPUClient:
-        """The client, bound to the job's space once there is a job. Without leave for the cloud, it has none."""
+        """The client, bound to the job's space once there is a job; without leave for the cloud, of nodes alone."""
         if self._bound != job:
             await self.close()
         if self._client is None:
@@ -173,8 +171,7 @@ class Worker:
 async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) -> Receipt:
     """Serve the fragment and commit its file, unless another process was first.
 
-    Raises OSError when the input cannot be read, OutputFailed when the output cannot be written, and NPUError when
-    the fleet cannot serve it.
+    Raises OSError when the input cannot be read, OutputFailed, and NPUError when the fleet cannot serve it.
     """
     mark = f"{BEGUN}/{fragment.id}"
 
@@ -208,7 +205,7 @@ async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) ->
 
 
 async def _serve_rows(fragment: Fragment, job: BulkJob, work: Work, writer: Writer) -> None:
-    """Read, serve and write all rows, with no more chunks in memory than the nodes need."""
+    """With no more chunks in memory than the nodes need."""
     pending: deque[tuple[Chunk, asyncio.Task[Results]]] = deque()
     chunks = read(fragment, job)
 
@@ -229,10 +226,7 @@ async def _serve_rows(fragment: Fragment, job: BulkJob, work: Work, writer: Writ
 
 
 async def _output(work: Callable[[], R]) -> R:
-    """Run blocking work on the output in a thread.
-
-    Raises OutputFailed where every fragment would fail alike, and OSError for what may pass.
-    """
+    """Run blocking work in a thread. Raises OutputFailed where every fragment would fail alike, else OSError."""
     # A thread cannot be cancelled: who is goes when it has ended, so that nobody closes the file beneath it.
     try:
         return await uninterrupted(in_daemon_thread(work, "write output"))
@@ -244,7 +238,7 @@ async def _output(work: Callable[[], R]) -> R:
 
 
 async def uninterrupted(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Run a coroutine to its end, however often the caller is cancelled meanwhile; it is raised only then."""
+    """Run to the end, however often the caller is cancelled meanwhile; that is raised only then."""
     task = asyncio.create_task(coroutine)
     interruption: asyncio.CancelledError | None = None
     while not task.done():

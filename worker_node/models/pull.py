@@ -35,7 +35,7 @@ from worker_node.core.operating_system import tethered
 from worker_node.core.types import Progress
 from worker_node.devices.memory import available_memory
 from worker_node.models.catalog import CatalogEntry, HubReference, Quantization, SourceFormat
-from worker_node.models.convert.job import ConversionJob, recognised
+from worker_node.models.convert.job import ConversionJob, recognised, special_file
 from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FILE, InstalledModel, peek_config
 from worker_node.models.disk import free_space, in_gigabytes, require_space, storage_problem
 from worker_node.models.downloads import fetch_file, fetch_head, fetch_package, file_sha256, list_repository
@@ -204,7 +204,10 @@ _DECISIVE = ("config.json", TOKENIZER_FILE, "modules.json")
 
 def _find_local(reference: LocalReference, into: Path, progress: Progress) -> Arrived:
     """Local files as they are. Raises SourceRejected, and as `require_resources`."""
-    source, known = reference.path, recognised(reference.path)
+    source = reference.path
+    if (special := special_file(source)) is not None:
+        raise SourceRejected(special)
+    known = recognised(source)
     decisive = [source / name for name in _DECISIVE]
     if source.is_file() and source.suffix == ".gguf":
         form, files = SourceFormat.GGUF, [source]

@@ -33,7 +33,7 @@ from worker_node.core.errors import (
 from worker_node.core.operating_system import flush, lock, try_lock
 from worker_node.core.types import ModelKind, Progress
 from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, as_id, normalise_name
-from worker_node.models.convert.job import recognised
+from worker_node.models.convert.job import recognised, special_file
 from worker_node.models.directory import (
     MANIFEST_FILE,
     MODEL_FILE,
@@ -358,6 +358,8 @@ def open_directory(
     """
     if not path.is_dir():
         raise ConfigurationError(f"{path} is not a directory")
+    if (special := special_file(path)) is not None:
+        raise ConfigurationError(special)
     path = path.resolve()
     known = None if (path / MANIFEST_FILE).is_file() else recognised(path)
     if known is not None and (opened := known[1].open(path, name)) is not None:

@@ -219,6 +219,17 @@ def files_of_task(repository: str, architectures: Collection[str], names: Collec
     return None
 
 
+def special_file(source: Path) -> str | None:
+    """The problem of a directory with anything but files and directories.
+
+    Reading a pipe would wait for a writer, and a device has no end.
+    """
+    for path in source.iterdir() if source.is_dir() else ():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            return f"{path} is a pipe, a socket or a device: a model's files must be plain files"
+    return None
+
+
 def recognised(source: Path) -> tuple[str, ModelFiles] | None:
     """The kind of model that a local source is, and who converts it; None if no task recognises it."""
     return next(((kind, files) for kind, files in _files_of_tasks() if files.recognises(source)), None)

@@ -37,8 +37,8 @@ from worker_node.engines.protocol import (
     SerialRunner,
 )
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
-from worker_node.tasks.generate.options import StatefulOptions
 from worker_node.tasks.generate.sampling import generation_config
+from worker_node.tasks.generate.task import StatefulOptions
 
 
 class TokenStreamer(genai.StreamerBase):  # type: ignore[misc]  # openvino_genai has no types

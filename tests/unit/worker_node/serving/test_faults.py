@@ -1,10 +1,15 @@
 """Faults on demand: which files of them are taken, and which engines and requests they strike."""
 
+import msgspec
 import pytest
 
+from tests.support.scripted_runner import RUNNER
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
-from worker_node.serving.faults import Fault, check_faults, faults_of, read_faults
+from worker_node.encoders.jobs import row_job
+from worker_node.engines.child import make_runner
+from worker_node.engines.protocol import DeviceBroken, EngineSpec
+from worker_node.serving.faults import Fault, check_faults, faults_of, faulty, read_faults
 from worker_node.settings import NodeSettings
 
 
@@ -75,3 +80,37 @@ def test_a_schedule_says_which_requests_are_struck():
 def test_a_fault_is_shown_as_it_was_written():
     fault = Fault(kind="slow_compile", device=Device.NPU, seconds=3)
     assert str(fault) == "slow_compile device=NPU seconds=3"
+
+
+def answered(faults, *, jobs=4, cancelled=()):
+    """The vectors of an engine with these faults, by the id of their job."""
+    spec = EngineSpec("m", "embedding", "", Device.CPU, RUNNER, {})
+    runner = make_runner(faulty(spec, faults))
+    found = {}
+
+    def emit(outcome):
+        found.update((part.id, part.data) for part in outcome.parts())
+
+    runner.load()
+    for number in range(1, jobs + 1):
+        runner.submit(msgspec.structs.replace(row_job([[5, 6]], deadline=0.0), id=number))
+        if number in cancelled:
+            runner.cancel(number)
+        runner.step(emit, lambda: None)
+    return found
+
+
+def test_garbage_comes_by_schedule_and_by_seed():
+    right = answered([])
+    garbage = answered([Fault(kind="garbage", after=1, every=2)])
+    assert [number for number in right if garbage[number] != right[number]] == [2, 4]
+    assert {len(data) for data in garbage.values()} == {len(right[1])}
+    assert garbage == answered([Fault(kind="garbage", after=1, every=2)])
+    assert garbage != answered([Fault(kind="garbage", after=1, every=2, seed=1)])
+
+
+def test_a_cancelled_request_strikes_nothing():
+    lost = [Fault(kind="lost_device", after=1)]
+    assert answered(lost, jobs=2, cancelled=[2]).keys() == {1}
+    with pytest.raises(DeviceBroken, match="ZE_RESULT_ERROR_DEVICE_LOST"):
+        answered(lost, jobs=2)
