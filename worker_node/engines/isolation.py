@@ -77,7 +77,6 @@ class Suspects:
         return known and self._deaths_without_answer <= _DEATHS_WITHOUT_ANSWER
 
     def clear(self) -> None:
-        """Forget all: the engine itself is to blame."""
         self._suspects.clear()
         self._deaths_without_answer = 0
 
