@@ -112,15 +112,19 @@ class Isolation:
         self._unshared.set()
 
     @asynccontextmanager
-    async def use(self, deadline: float, *, exclusive: bool = False) -> AsyncIterator[None]:
-        """Use the engine within the block; `deadline` is monotonic. Entering raises DeadlineExceeded."""
-        if exclusive or self._turn.locked():
+    async def use(self, deadline: float, *, exclusive: bool = False) -> AsyncIterator[bool]:
+        """Use the engine within the block; `deadline` is monotonic. Entering raises DeadlineExceeded.
+
+        Gives whether the use may have waited for others.
+        """
+        waits = exclusive or self._turn.locked()
+        if waits:
             await self._wait(deadline, exclusive=exclusive)
         if not exclusive:
             self._shared += 1
             self._unshared.clear()
         try:
-            yield
+            yield waits
         finally:
             if exclusive:
                 self._turn.release()
