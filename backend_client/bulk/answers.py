@@ -356,19 +356,20 @@ class Generation(Work):
             return False
 
 
-# Several coroutines as one: the first failure cancels the others and is raised as it is, not in a group.
+# Several coroutines as one.
 
 
 async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all of them. Raises the first error; none of them runs on after this returns."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    """Run all of them. Raises the first error as it is, not in a group; none runs on after this returns."""
     try:
-        if tasks:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
-                task.result()
-    finally:
-        await cancelled(tasks)
+        async with asyncio.TaskGroup() as group:
+            for coroutine in coroutines:
+                group.create_task(coroutine)
+    except BaseExceptionGroup as errors:
+        first = errors.exceptions[0]
+    else:
+        return
+    raise first
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -9,12 +9,12 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backend_client.bulk import output
 from backend_client.bulk.answers import Unanswered, cancelled
-from backend_client.bulk.inputs import Fragment, InputChanged, check_apart, list_inputs
+from backend_client.bulk.inputs import Fragment, InputChanged, InputFile, check_apart, list_inputs
 from backend_client.bulk.job import BulkJob, BulkRequest, load_job
 from backend_client.bulk.output import SUCCESS, BulkReport, ExitCode, Progress, Receipt
 from backend_client.bulk.readers import survey
@@ -164,17 +164,6 @@ class OpenedJob:
         return True
 
 
-def _opened(store: Store, job: BulkJob, fragments: list[Fragment], shard: tuple[int, int] | None) -> OpenedJob:
-    # Every nth of the plan, so that shards differ by one at most.
-    mine = fragments if shard is None else fragments[shard[0] :: shard[1]]
-    present = store.names()
-    progress = Progress(len(mine))
-    for receipt in output.read_receipts(store, [part for part in mine if part.name in present]):
-        progress.add(receipt)
-    todo = [part for part in mine if part.name not in present]
-    return OpenedJob(store, job, fragments, mine, todo, progress)
-
-
 def verdict(share: float, progress: Progress) -> tuple[ExitCode, str]:
     """How a complete job ends, and why."""
     if progress.incomplete and share < 1:
@@ -214,14 +203,15 @@ async def run_job(
     worker = executor or Worker(request, settings or ClientSettings.load())
     began = time.monotonic()
     report = on_progress or (lambda _: None)
-    code, message = ExitCode.COMPLETE, ""
+    code, message, excluded = ExitCode.COMPLETE, "", None
     try:
-        store = await in_daemon_thread(lambda: open_store(request.out), "open output")
-        # The output of a complete job may be read-only; others are tried.
-        finished = await in_daemon_thread(lambda: all(store.has(name) for name in (SUCCESS, _JOB)), "look at output")
-        if not finished:
-            await in_daemon_thread(lambda: prove_exclusive(store, request.out), "try output")
-        job, excluded = await _described(request, store, worker)
+        store, files, data, finished = await in_daemon_thread(lambda: _look(request), "look at output")
+        if data is None:
+            probe = await worker.probe(None)
+            wanted = request.job(model=probe.model, space=probe.space, dimensions=probe.dimensions)
+            data, won = await in_daemon_thread(lambda: _describe(store, wanted, files), "describe job")
+            excluded = probe.excluded if won else None
+        job = await in_daemon_thread(lambda: _opened(request, store, data or b"", files), "open job")
         progress = job.progress
         report(progress)
         if job.todo:
@@ -249,49 +239,58 @@ async def run_job(
     return progress.report(code, message, success=success, excluded=excluded or (), seconds=seconds)
 
 
-async def _described(request: BulkRequest, store: Store, worker: Executor) -> tuple[OpenedJob, tuple[str, ...] | None]:
-    """The job of the output, created if there is none: then with the excluded nodes.
+def _look(request: BulkRequest) -> tuple[Store, list[InputFile], bytes | None, bool]:
+    """The output, the files of the input, the description of the job, and whether the job is finished.
 
-    Raises ConfigurationError when the output holds another job.
+    Raises ConfigurationError for an output that cannot be written, unless it is finished, or has data of another job.
     """
     check_apart(request.source, request.out)
-    files = await in_daemon_thread(lambda: list_inputs(request.source), "list input")
+    store = open_store(request.out)
+    finished = store.has(SUCCESS) and store.has(_JOB)
+    if not finished:
+        prove_exclusive(store, request.out)
+    files = list_inputs(request.source)
     # Listed first: another driver may describe the job meanwhile, and writes only after that.
-    present = await in_daemon_thread(store.names, "list output")
-    data = await in_daemon_thread(lambda: store.read(_JOB), "read job")
-    excluded = None
-    if data is None:
-        _check_empty(present, request.out)
-        probe = await worker.probe(None)
-        wanted = request.job(model=probe.model, space=probe.space, dimensions=probe.dimensions)
-        content = await in_daemon_thread(lambda: BulkJob.dump(*survey(wanted, files)), "look at input")
-        if await in_daemon_thread(lambda: store.create(_JOB, content), "describe job"):
-            excluded = probe.excluded
-        # Of two drivers that start at once, both take the description that was written first.
-        data = await in_daemon_thread(lambda: store.read(_JOB), "read job")
-    stored, fragments = load_job(data or b"", f"{request.out}/{_JOB}")
-    asked = request.job(model=request.model or stored.model, space=stored.space, dimensions=stored.dimensions)
-    # Columns are determined only once: the equal files show that they are the same.
-    differences = stored.differences(replace(asked, schema=stored.schema, json_types=stored.json_types))
-    known = {fragment.file for fragment in fragments}
-    if changed := sorted(file.url for file in known.symmetric_difference(files)):
-        differences.append(f"files: {changed[0]} is new, gone or changed since _job.json was written")
-    if differences:
-        lines = "\n  ".join(differences)
+    others = sorted(name for name in store.names() if name == SUCCESS or name.endswith(".parquet"))
+    data = store.read(_JOB)
+    if data is None and others:
         raise ConfigurationError(
-            f"{request.out} holds another job:\n  {lines}\nrun it with what _job.json says, or choose another output"
+            f"{request.out} has no {_JOB}, but holds {others[0]}, which would be taken for data of this job: choose "
+            "another output, or empty it"
         )
-    return await in_daemon_thread(lambda: _opened(store, stored, fragments, request.shard), "open job"), excluded
+    return store, files, data, finished
 
 
-def _check_empty(present: Collection[str], out: str) -> None:
-    """Raise ConfigurationError for an output with data of another job."""
-    others = sorted(name for name in present if name == SUCCESS or name.endswith(".parquet"))
-    if others:
-        raise ConfigurationError(
-            f"{out} has no {_JOB}, but holds {others[0]}, which would be taken for data of this job: choose another "
-            "output, or empty it"
-        )
+def _describe(store: Store, job: BulkJob, files: Sequence[InputFile]) -> tuple[bytes | None, bool]:
+    """Describe the job in its output. Of two drivers that start at once, both get what was written first."""
+    won = store.create(_JOB, BulkJob.dump(*survey(job, files)))
+    return store.read(_JOB), won
+
+
+def _opened(request: BulkRequest, store: Store, data: bytes, files: Sequence[InputFile] | None) -> OpenedJob:
+    """The job of the output. Raises ConfigurationError for another than the request asks for, with the files."""
+    job, fragments = load_job(data, f"{request.out}/{_JOB}")
+    if files is not None:
+        asked = request.job(model=request.model or job.model, space=job.space, dimensions=job.dimensions)
+        # Columns are determined only once: the equal files show that they are the same.
+        differences = job.differences(replace(asked, schema=job.schema, json_types=job.json_types))
+        known = {fragment.file for fragment in fragments}
+        if changed := sorted(file.url for file in known.symmetric_difference(files)):
+            differences.append(f"files: {changed[0]} is new, gone or changed since _job.json was written")
+        if differences:
+            lines = "\n  ".join(differences)
+            raise ConfigurationError(
+                f"{request.out} holds another job:\n  {lines}\nrun it with what _job.json says, or choose another "
+                "output"
+            )
+    # Every nth of the plan, so that shards differ by one at most.
+    mine = fragments if request.shard is None else fragments[request.shard[0] :: request.shard[1]]
+    present = store.names()
+    progress = Progress(len(mine))
+    for receipt in output.read_receipts(store, [part for part in mine if part.name in present]):
+        progress.add(receipt)
+    todo = [part for part in mine if part.name not in present]
+    return OpenedJob(store, job, fragments, mine, todo, progress)
 
 
 async def status(request: BulkRequest) -> BulkReport:
@@ -305,7 +304,7 @@ async def status(request: BulkRequest) -> BulkReport:
         data = store.read(_JOB)
         if data is None:
             raise ConfigurationError(f"{request.out} holds no job")
-        job = _opened(store, *load_job(data, f"{request.out}/{_JOB}"), request.shard)
+        job = _opened(request, store, data, None)
         code, message = verdict(request.max_rejected, job.progress)
         if job.todo:
             code, message = ExitCode.INCOMPLETE, "the job is not complete: the same command without --status continues"

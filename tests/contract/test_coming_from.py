@@ -10,7 +10,7 @@ from worker_node.cli.main import build_parser
 from worker_node.settings import ModelSettings, NodeSettings, parse_settings
 from worker_node.settings.graph import read_graph
 from worker_node.settings.model import known_options
-from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions
+from worker_node.tasks.generate.task import ContinuousOptions, GenerationOptions, StatefulOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text(encoding="utf-8")
 MODEL = "smollm2-135m-instruct"

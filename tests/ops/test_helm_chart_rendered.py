@@ -4,10 +4,9 @@ import contextlib
 import json
 import shutil
 import subprocess
-import urllib.error
-import urllib.request
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -64,46 +63,39 @@ def test_manifests_fit_the_schemas_of_kubernetes(helm, values):
     assert set(unknown) <= FOREIGN
 
 
-def test_without_a_key_or_on_an_old_kubernetes_it_is_not_rendered(helm):
-    done = run(helm, "template", "r", CHART, "--kube-version", "v1.31.0", check=False)
-    assert done.returncode != 0
-    assert "apiKeys" in done.stderr
-    done = run(
-        helm,
-        "template",
-        "r",
-        CHART,
-        "--set",
-        "apiKeys.keys[0]=a-0123456789abcdef",
-        "--kube-version",
-        "v1.28.0",
-        check=False,
-    )
-    assert "incompatible with Kubernetes" in done.stderr
+KEY = "apiKeys.keys[0]=a-0123456789abcdef"
 
 
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ("drainSeconds=26", "drainSeconds"),
-        ("image.tga=1", "tga"),
-        ("models.volume=hostpath", "models.volume"),
-        ("podDisruptionBudget.maxUnavailable=1", "maxUnavailable"),
-        ("tls.clientSecret=x", "tls.existingSecret"),
-        ("gateway.enabled=true", "gateway.existingSecret"),
-        ("gateway.store=memcached://x", "gateway.store"),
+        ((), "apiKeys"),
+        ((KEY, "drainSeconds=26"), "drainSeconds"),
+        ((KEY, "image.tga=1"), "tga"),
+        ((KEY, "models.volume=hostpath"), "models.volume"),
+        ((KEY, "podDisruptionBudget.maxUnavailable=1"), "maxUnavailable"),
+        ((KEY, "tls.clientSecret=x"), "tls.existingSecret"),
+        ((KEY, "gateway.enabled=true"), "gateway.existingSecret"),
+        ((KEY, "gateway.store=memcached://x"), "gateway.store"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused_by_name(helm, given, problem):
-    keys = ("--set", "apiKeys.keys[0]=a-0123456789abcdef", "--kube-version", "v1.31.0")
-    done = run(helm, "template", "r", CHART, *keys, "--set", given, check=False)
+    done = template(helm, *given, check=False)
     assert done.returncode != 0
     assert problem in done.stderr
 
 
+def test_an_old_kubernetes_is_refused(helm):
+    assert "incompatible with Kubernetes" in template(helm, KEY, version="v1.28.0", check=False).stderr
+
+
+def template(helm, *given, chart=CHART, version="v1.31.0", check=True):
+    values = [part for value in given for part in ("--set", value)]
+    return run(helm, "template", "r", chart, *values, "--kube-version", version, check=check)
+
+
 def documents(helm, *given, chart=CHART):
-    values = [part for value in ("apiKeys.keys[0]=a-0123456789abcdef", *given) for part in ("--set", value)]
-    text = run(helm, "template", "r", chart, *values, "--kube-version", "v1.31.0").stdout
+    text = template(helm, KEY, *given, chart=chart).stdout
     return [document for document in yaml.safe_load_all(text) if document]
 
 
@@ -233,18 +225,10 @@ def test_a_gateway_runs_with_the_keys_of_a_secret_that_cannot_be_written(helm, t
         "HOME": str(tmp_path),
     }
     with start_gateway("http://127.0.0.1:1", **variables) as url:
-
-        def status(path, key="no"):
-            request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {key}"})  # noqa: S310
-            try:
-                with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310
-                    return reply.status
-            except urllib.error.HTTPError as error:
-                with error:
-                    return error.code
-
-        assert (status("/metrics", key), status("/metrics")) == (200, 401)
-        assert status(container["readinessProbe"]["httpGet"]["path"]) == 503, "without a key; no node"
+        for given, expected in ((key, 200), ("no", 401)):
+            assert httpx.get(url + "/metrics", headers={"Authorization": f"Bearer {given}"}).status_code == expected
+        probed = httpx.get(url + container["readinessProbe"]["httpGet"]["path"])
+        assert probed.status_code == 503, "without a key; no node"
 
 
 def test_probes_of_nodes_that_admit_certificates_only_show_one(helm, tmp_path):

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.ops.containers import DEBIAN_12, DEBIAN_13
-from tests.ops.playbook import play
+from tests.ops.playbook import failed, play, succeeded
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(7200)]
 
@@ -45,46 +45,41 @@ def limited(fleet, machine, tag):
     return play(fleet.inventory, f"--tags={tag}", f"--limit={machine.name}")
 
 
-def test_a_prometheus_of_others_reads_our_files_or_is_left_alone(fleet):
-    machine = fleet.machines[DEBIAN_13.name]
-    theirs = "global: {scrape_interval: 1s}\nscrape_configs: []\n"
-    with replaced(machine, PROMETHEUS, theirs, "prometheus"):
-        refused = limited(fleet, machine, "monitoring")
-        assert refused.status != 0
-        assert f"{PROMETHEUS} of {machine.name} was written by somebody else" in refused.text
-        assert read(machine, PROMETHEUS) == theirs
+def prometheus_watches(machine):
+    groups = json.loads(fetch(machine, "http://127.0.0.1:9090/api/v1/rules"))["data"]["groups"]
+    machine.run("rm", "/etc/prometheus/npu-scrapes.yml")
+    return {"npu-node", "npu-client"} <= {group["name"] for group in groups}
 
-        including = (
-            "global: {scrape_interval: 1s}\n"
-            "rule_files: [/etc/prometheus/npu-alerts.yml]\n"
-            "scrape_config_files: [/etc/prometheus/npu-scrapes.yml]\n"
-        )
-        write(machine, PROMETHEUS, including)
+
+def caddy_serves_theirs(machine):
+    return fetch(machine, "http://127.0.0.1:18080").strip() == "theirs"
+
+
+SCRAPES = "global: {scrape_interval: 1s}\n"
+SITE = ":18080 {\n\trespond theirs\n}\n"
+INCLUDING = "rule_files: [/etc/prometheus/npu-alerts.yml]\nscrape_config_files: [/etc/prometheus/npu-scrapes.yml]\n"
+IMPORTING = "{\n\tauto_https off\n}\nimport /etc/caddy/*.caddy\n"
+
+
+@pytest.mark.parametrize(
+    ("tag", "path", "service", "theirs", "reading_ours", "holds"),
+    [
+        ("monitoring", PROMETHEUS, "prometheus", SCRAPES, SCRAPES + INCLUDING, prometheus_watches),
+        ("proxy", CADDYFILE, "caddy", SITE, IMPORTING + SITE, caddy_serves_theirs),
+    ],
+)
+def test_a_file_of_others_reads_ours_or_is_left_alone(fleet, tag, path, service, theirs, reading_ours, holds):
+    machine = fleet.machines[DEBIAN_13.name]
+    with replaced(machine, path, theirs, service):
+        failed(limited(fleet, machine, tag), f"{path} of {machine.name} was written by somebody else")
+        assert read(machine, path) == theirs
+
+        write(machine, path, reading_ours)
+        machine.run("systemctl", "reload-or-restart", service)
         # The run itself checks that Prometheus then scrapes every node.
-        accepted = limited(fleet, machine, "monitoring")
-        assert accepted.status == 0, accepted.output[-5000:]
-        assert read(machine, PROMETHEUS) == including
-        groups = json.loads(fetch(machine, "http://127.0.0.1:9090/api/v1/rules"))["data"]["groups"]
-        assert {"npu-node", "npu-client"} <= {group["name"] for group in groups}
-        machine.run("rm", "/etc/prometheus/npu-scrapes.yml")
-
-
-def test_a_caddyfile_of_others_imports_our_site_or_is_left_alone(fleet):
-    machine = fleet.machines[DEBIAN_13.name]
-    theirs = ":18080 {\n\trespond theirs\n}\n"
-    with replaced(machine, CADDYFILE, theirs, "caddy"):
-        refused = limited(fleet, machine, "proxy")
-        assert refused.status != 0
-        assert f"{CADDYFILE} of {machine.name} was written by somebody else" in refused.text
-        assert read(machine, CADDYFILE) == theirs
-
-        importing = "{\n\tauto_https off\n}\nimport /etc/caddy/*.caddy\n" + theirs
-        write(machine, CADDYFILE, importing)
-        machine.run("systemctl", "reload", "caddy")
-        accepted = limited(fleet, machine, "proxy")
-        assert accepted.status == 0, accepted.output[-5000:]
-        assert read(machine, CADDYFILE) == importing
-        assert fetch(machine, "http://127.0.0.1:18080").strip() == "theirs"
+        succeeded(limited(fleet, machine, tag))
+        assert read(machine, path) == reading_ours
+        assert holds(machine)
 
 
 def test_a_default_site_of_nginx_that_somebody_edited_stays(fleet):
@@ -93,8 +88,7 @@ def test_a_default_site_of_nginx_that_somebody_edited_stays(fleet):
     with replaced(machine, WELCOME, theirs, "nginx"):
         machine.run("ln", "-s", WELCOME, ENABLED)
         try:
-            outcome = limited(fleet, machine, "proxy")
-            assert outcome.status == 0, outcome.output[-5000:]
+            succeeded(limited(fleet, machine, "proxy"))
             assert read(machine, ENABLED) == theirs
         finally:
             machine.run("rm", ENABLED)

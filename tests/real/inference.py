@@ -1,6 +1,18 @@
-"""Requests to a node's own routes, over HTTP."""
+"""Requests to a node's own routes over HTTP, and vectors to compare its own with."""
 
 import json
+from pathlib import Path
+
+import numpy as np
+
+# Made by sentence-transformers in float32.
+REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "minilm-reference.json").read_text(encoding="utf-8"))
+VECTORS = np.asarray(REFERENCE["vectors"], np.float32)
+
+
+def worst_cosine(vectors, expected=VECTORS):
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
+    return float((np.einsum("nd,nd->n", vectors, expected) / norms).min())
 
 
 async def post(http, node, path, body, headers=None):

@@ -134,28 +134,17 @@ def test_vectors_from_blobs_are_those_of_the_compiled_model(encoder, tmp_path):
         Engine(StaticEncoder, encoder, **options, blobs=str(tmp_path)).loaded()
 
 
-def _cut(content):
-    del content[len(content) // 2 :]
+FORGERIES = {
+    "cut": lambda content: content[: len(content) // 2],
+    "garbage": lambda _: bytes(range(256)) * 4,
+    "empty": lambda _: b"",
+    "a header of very much of everything": lambda content: content[:64] + b"\xff" * 136 + content[200:],
+}
 
 
-def _garbage(content):
-    content[:] = bytes(range(256)) * 4
-
-
-def _empty(content):
-    content.clear()
-
-
-def _sizes(content):
-    """The first numbers of the header say that there is very much of everything."""
-    content[64:200] = b"\xff" * 136
-
-
-@pytest.mark.parametrize("forge", [_cut, _garbage, _empty, _sizes])
+@pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
 def test_a_hostile_blob_whose_record_fits_fails_to_load_with_its_name(writer, blobs, tmp_path, forge):
-    content = bytearray((blobs / "generate.blob").read_bytes())
-    forge(content)
-    (tmp_path / "generate.blob").write_bytes(content)
+    (tmp_path / "generate.blob").write_bytes(forge((blobs / "generate.blob").read_bytes()))
     write_record(tmp_path, "small", read_record(blobs).origin, ["generate.blob"])
     options = LENGTHS | {"blobs": str(tmp_path)}
     with pytest.raises(BlobRejected, match=r"generate\.blob"):
@@ -187,14 +176,8 @@ placements = ["NPU", "CPU"]
 blobs = "{foreign}"
 """)
     cache = tmp_path / "compiled"
-    with start_node(
-        "--config",
-        str(config),
-        ready=False,
-        NPU_NODE_NPU_EMULATION="1",
-        NPU_NODE_COMPILE_CACHE=str(cache),
-        **quick_models,
-    ) as node:
+    environment = {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_COMPILE_CACHE": str(cache)} | quick_models
+    with start_node("--config", str(config), ready=False, **environment) as node:
         node.wait_for(lambda body: all(model["state"] in {"ready", "degraded"} for model in body["models"]))
         _, answer = await ask(http, node, {"prompt": "Hello", "max_new_tokens": 2})
         assert (answer["device"], answer["emulated"]) == ("NPU", True)

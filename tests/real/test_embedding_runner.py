@@ -75,28 +75,12 @@ def _runs(path, options):
         runner.close()
 
 
-def _lengths_run(store, options):
+@pytest.mark.parametrize("precision", ["f32", None])
+def test_lengths_are_rounded_up_to_more_where_the_device_computes_in_half_precision(store, precision):
+    halves = precision is None and "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    options = {"context_limit": 512} | ({"precision": precision} if precision else {})
     alone, together = _runs(store.get("all-minilm-l6-v2").path, options)
-    return {length for _, length in alone + together}
-
-
-@pytest.mark.parametrize(
-    ("options", "lengths"),
-    [
-        ({"context_limit": 512, "length_multiple": 16}, {16, 64}),
-        ({"context_limit": 62, "length_multiple": 16}, {16, 62}),
-        ({"length_multiple": 16}, {3, 62}),
-        ({"context_limit": 512, "precision": "f32"}, {8, 64}),
-    ],
-    ids=["set", "not beyond the model's limit", "the limit is unknown", "f32"],
-)
-def test_runs_have_round_lengths_that_the_model_can_take(store, options, lengths):
-    assert _lengths_run(store, options) == lengths
-
-
-def test_lengths_are_rounded_where_the_device_computes_in_half_precision(store):
-    halves = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    assert _lengths_run(store, {"context_limit": 512}) == ({16, 64} if halves else {8, 64})
+    assert {length for _, length in alone + together} == ({16, 64} if halves else {8, 64})
 
 
 def test_only_a_text_that_comes_alone_runs_on_the_copy_with_one_stream(store):
@@ -111,31 +95,3 @@ def test_only_a_text_that_comes_alone_runs_on_the_copy_with_one_stream(store):
         os.sched_setaffinity(0, cores)
     assert {streams for streams, _ in alone} == {1}
     assert {streams for streams, _ in together} == {2}
-
-
-def test_an_interactive_text_is_in_the_next_run_whatever_batch_texts_wait(runner, monkeypatch):
-    runs = []
-    start = DynamicEncoder._start
-
-    def noting(self, slot, batch):
-        runs.append({text.job_id for text in batch})
-        start(self, slot, batch)
-
-    monkeypatch.setattr(DynamicEncoder, "_start", noting)
-    flat = np.tile(np.asarray([101, 2000, 102], "<i4"), 2000).tobytes()
-    runner.submit(RowJob(100, flat, [3] * 2000, time.monotonic() + 600, interactive=False))
-    done, asked = [], []
-    while len(done) < 3:
-        if not runner.has_work:
-            assert select.select([runner.wake_fd], [], [], 30)[0], "the device never finished"
-        runner.step(lambda outcome: done.extend(part.id for part in outcome.parts()), lambda: None)
-        if len(asked) < 3 and len(runs) >= 6 * (len(asked) + 1):
-            asked.append((200 + len(asked), len(runs)))
-            runner.submit(job(asked[-1][0], [ROWS[1]]))
-    # However many batch texts wait and for however long: the very next run that starts is the interactive text's.
-    assert [runs[before] for _, before in asked] == [{job_id} for job_id, _ in asked]
-    assert done == [job_id for job_id, _ in asked]
-    runner.cancel(100)
-    while runner.stats().running:
-        assert select.select([runner.wake_fd], [], [], 30)[0], "the device never finished"
-        runner.step(lambda event: pytest.fail(f"a cancelled job said {event}"), lambda: None)

@@ -1,17 +1,16 @@
 """The node's vectors are those of another library (sentence-transformers, torch, float32), text for text."""
 
-import json
 import os
 import random
 import signal
 import time
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import httpx2
 import numpy as np
 import pytest
 
+from tests.real.inference import REFERENCE, VECTORS, worst_cosine
 from tests.support.nodes import start_node
 from tests.support.published import install
 from tests.support.task_engine import vectors_of
@@ -27,15 +26,8 @@ RUNNER = "worker_node.encoders.dynamic:DynamicEncoder"
 
 pytestmark = pytest.mark.real
 
-REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "minilm-reference.json").read_text(encoding="utf-8"))
 TEXTS = REFERENCE["texts"]
-VECTORS = np.asarray(REFERENCE["vectors"], np.float32)
 MIN_COSINE = 0.9999
-
-
-def worst_cosine(vectors, expected=VECTORS):
-    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
-    return float((np.einsum("nd,nd->n", vectors, expected) / norms).min())
 
 
 @pytest.fixture(scope="module")

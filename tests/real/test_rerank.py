@@ -166,11 +166,7 @@ async def test_wrong_requests_are_refused_by_the_field_at_fault(rank, body, para
     assert (status, reply["error"]["param"]) == (400, param), reply
 
 
-async def test_health_and_metrics_cover_reranking(rank, reranking, http):
-    _, health = reranking.health()
-    one = health["models"][0]
-    assert (one["kind"], one["state"], one["documents_limit"]) == ("rerank", "ready", 1000)
-    assert one["engines"][0]["canary"]["age_s"] >= 0
+async def test_metrics_cover_reranking(rank, reranking, http):
     assert (await rank(model="one", query=QUERY, documents=DOCUMENTS))[0] == 200
     async with http.get(reranking.url + "/metrics") as reply:
         text = await reply.text()

@@ -6,7 +6,7 @@ from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
 from worker_node.observability.metrics import Telemetry
 from worker_node.serving.run import Services
-from worker_node.tasks.generate.metrics import declare_generation_metrics
+from worker_node.tasks.generate.metrics import GenerationMetrics
 
 
 def manager_of(models=(), store=None):
@@ -17,5 +17,5 @@ def manager_of(models=(), store=None):
 def services_of(models=(), store=None, **more):
     """Services for these models; `more` are fields of `Services`."""
     telemetry = Telemetry()
-    declare_generation_metrics(telemetry)
+    telemetry.declare(GenerationMetrics)
     return Services(manager_of(models, store), telemetry, **more)

@@ -163,13 +163,13 @@ def reject_required_device(fields: Mapping[str, Any]) -> None:
         )
 
 
-def sift(body: BaseModel, ignored: Ignored, mode: Literal["ignore", "reject"]) -> None:
-    """Judge every field of a validated body that its models do not declare. Raises UnsupportedParameter."""
-    reject_required_device(body.model_extra or {})
-    _sift(body, "", ignored, mode)
+def sift(body: BaseModel, ignored: Ignored, mode: Literal["ignore", "reject"], where: str = "") -> None:
+    """Judge every field of a validated body, or of a part at `where`, that its models do not declare.
 
-
-def _sift(body: BaseModel, where: str, ignored: Ignored, mode: Literal["ignore", "reject"]) -> None:
+    Raises UnsupportedParameter.
+    """
+    if not where:
+        reject_required_device(body.model_extra or {})
     rules: Table = getattr(body, "rules", {})
     for name, value in (body.model_extra or {}).items():
         path = f"{where}{name}"
@@ -189,11 +189,11 @@ def _sift(body: BaseModel, where: str, ignored: Ignored, mode: Literal["ignore",
     for name in body.model_fields_set:
         value = getattr(body, name, None)
         if isinstance(value, BaseModel):
-            _sift(value, f"{where}{name}.", ignored, mode)
+            sift(value, ignored, mode, f"{where}{name}.")
         elif isinstance(value, list) and value and not isinstance(value[0], str | int):
             for part in value:
                 if isinstance(part, BaseModel):
-                    _sift(part, f"{where}{name}.", ignored, mode)
+                    sift(part, ignored, mode, f"{where}{name}.")
 
 
 def check_encoding(request: web.Request) -> None:

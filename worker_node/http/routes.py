@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import orjson
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
 from worker_node import __version__
 from worker_node.http import replies
 from worker_node.http.replies import Renderer, renderer
-from worker_node.observability.metrics import Telemetry
+from worker_node.observability.metrics import OwnMetrics
 from worker_node.registry import load, tasks
 
 # A pydantic model, or a dataclass.
@@ -54,16 +55,15 @@ class TaskApi:
     """The HTTP side of a task, which its registration names (`registry.Task.api`).
 
     `operations` are its routes. `errors` gives the form of errors at paths whose clients expect another than their
-    prefix has. `metrics` declares the task's own metrics, which are then there from the start.
+    prefix has. `metrics` is the class of the task's own metrics, which are then there from the start.
     """
 
     operations: tuple[ApiOperation, ...]
     errors: Mapping[str, Renderer] = field(default_factory=dict)
-    metrics: Callable[[Telemetry], object] | None = None
+    metrics: Callable[[CollectorRegistry], OwnMetrics] | None = None
 
 
 def task_apis() -> Iterator[TaskApi]:
-    """The HTTP side of every task that has one."""
     for task in tasks().values():
         if task.api is not None:
             yield cast("TaskApi", load(task.api))
@@ -154,7 +154,10 @@ def _describe(operation: ApiOperation, refs: Mapping[Model, Any]) -> dict[str, A
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": refs[operation.body]}}}
     if operation.open:
         described["security"] = []
-    parameters = [_header(name, schema) for name, schema in _HEADERS.items() if operation.inference]
+    parameters: list[dict[str, Any]] = []
+    if operation.inference:
+        headers = [{"name": name, "in": "header", "required": False, "schema": it} for name, it in _HEADERS.items()]
+        parameters += headers
     if "{id}" in operation.template:
         parameters.append({"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}})
     if parameters:
@@ -171,10 +174,6 @@ _HEADERS: Mapping[str, dict[str, Any]] = {
     "X-NPU-Restart-Wait-Ms": {"type": "integer", "minimum": 0, "maximum": 999_999_999},
     "X-Priority": {"enum": ["interactive", "batch"]},
 }
-
-
-def _header(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "in": "header", "required": False, "schema": schema}
 
 
 OPERATIONS = (ApiOperation("get", "/openapi.json", _openapi, "This description", {JSON: None}),)

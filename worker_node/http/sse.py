@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -11,9 +12,7 @@ import orjson
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from worker_node.core.errors import NodeError
 from worker_node.http.context import STATE
-from worker_node.http.middleware import note_failure
 
 
 def line(data: Any) -> bytes:
@@ -35,6 +34,7 @@ class FrameStream:
     """
 
     content_type: ClassVar[str]
+    frame: ClassVar[Callable[..., bytes]]
     comment: ClassVar[bytes] = b""
 
     def __init__(self, request: web.Request, headers: dict[str, str], *, keep_alive_s: float = 15.0) -> None:
@@ -47,9 +47,9 @@ class FrameStream:
         self._keep_alive_s = keep_alive_s
         self._comments: asyncio.Task[None] | None = None
 
-    def failed(self, error: NodeError) -> None:
-        """Count an error that comes too late for the status line; the caller writes it as its dialect has it."""
-        note_failure(self._request, error)
+    async def send(self, data: Any, *event: str) -> None:
+        """Send one frame with `data` as JSON, under the name of an `event` where the form has them."""
+        await self.write(self.frame(data, *event))
 
     async def __aenter__(self) -> Self:
         writer = await self.response.prepare(self._request)
@@ -82,10 +82,7 @@ class LineStream(FrameStream):
     """An open `application/x-ndjson` reply: an object a line."""
 
     content_type = "application/x-ndjson"
-
-    async def send(self, data: Any) -> None:
-        """Send one line with `data` as JSON."""
-        await self.write(line(data))
+    frame = staticmethod(line)
 
 
 class EventStream(FrameStream):
@@ -93,7 +90,4 @@ class EventStream(FrameStream):
 
     content_type = "text/event-stream; charset=utf-8"
     comment = b": still here\n\n"
-
-    async def send(self, data: Any, event: str | None = None) -> None:
-        """Send one event with `data` as JSON."""
-        await self.write(event_frame(data, event))
+    frame = staticmethod(event_frame)

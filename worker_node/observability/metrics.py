@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
@@ -24,6 +24,13 @@ _FIRST_TOKENS_KEPT = 256
 
 # The creation time of each counter would be a second series for every one of them, and has no use here.
 disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class OwnMetrics(Protocol):
+    """The metrics of one task; `made` counts what its models have made, in `unit`."""
+
+    unit: str
+    made: Counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +138,11 @@ class Telemetry:
             self._own[make] = make(self.registry)
         return cast("M", self._own[make])
 
+    def declare(self, kind: Callable[[CollectorRegistry], OwnMetrics]) -> None:
+        """Create the metrics of one task at start, so that they are exported from then on."""
+        own = self.own(kind)
+        self.made[own.unit] = own.made
+
     def finished(
         self,
         route: Route,
@@ -154,7 +166,6 @@ class Telemetry:
             self.npu_busy.labels(route.model, str(route.emulated).lower(), exclusive).inc(max(0, busy.us) / 1e6)
 
     def responded(self, route: str, status: int | str) -> None:
-        """Count an HTTP request by its route, as it was declared, and its status."""
         self.http_requests.labels(route, str(status)).inc()
 
     def failed(self, route: str, error: NodeError) -> None:

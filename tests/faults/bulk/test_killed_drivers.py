@@ -22,7 +22,7 @@ def test_a_driver_killed_at_any_step_is_continued(starter, tmp_path, step):
 
 def test_rejected_rows_are_there_before_their_data(starter, tmp_path):
     started, source, texts = starter
-    # The last fragment to be committed is that of the JSON lines, which has the bad rows.
+    # The first fragment of the JSON lines, which has the bad rows.
     assert started.run(source, tmp_path / "out", step="data committed", occurrence=6) == SIGKILL
     assert started.run(source, tmp_path / "out") == 0
     assert_whole(tmp_path / "out", texts)

@@ -197,6 +197,14 @@ async def test_a_node_in_another_space_is_excluded_and_named(source, tmp_path):
         assert row["embeddings"] == vectors_for([text])[0].tolist()
 
 
+async def test_a_new_job_is_in_the_space_of_the_first_answer_and_names_the_nodes_of_others(source, tmp_path):
+    async with ScriptedNode().running() as one, ScriptedNode("space-b").running() as other:
+        report = await run_job(request_for(source, tmp_path / "out"), settings_for(one, other))
+    (space,) = {row["space"] for row in rows_of(tmp_path / "out").values()}
+    assert report.excluded == ((other if space == "space-a" else one).url,)
+    assert (report.exit_code, report.rows) == (ExitCode.COMPLETE, len(TEXTS))
+
+
 async def test_a_node_that_answers_shorter_vectors_than_it_reports_decides_nothing(source, tmp_path):
     out = tmp_path / "out"
     async with ScriptedNode().running() as wrong, ScriptedNode().running() as node:
@@ -225,6 +233,15 @@ async def test_a_different_job_is_refused_with_the_difference(source, tmp_path, 
         await run_job(request_for(source, out), settings_for(node))
         with pytest.raises(ConfigurationError, match=f"holds another job:\n  {field}: "):
             await run_job(request_for(source, out, **change), settings_for(node))
+
+
+async def test_a_job_whose_input_has_another_file_is_refused_with_its_name(three_files, tmp_path):
+    out = tmp_path / "out"
+    async with ScriptedNode().running() as node:
+        await run_job(request_for(three_files, out), settings_for(node))
+        (three_files / "late.jsonl").write_text('{"text": "late"}')
+        with pytest.raises(ConfigurationError, match=r"files: \S+/late.jsonl is new, gone or changed"):
+            await run_job(request_for(three_files, out), settings_for(node))
 
 
 @pytest.mark.parametrize("form", [".parquet", ".jsonl.gz", ".jsonl.zst"])

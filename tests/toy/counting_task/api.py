@@ -40,5 +40,5 @@ API = TaskApi(
     operations=(
         ApiOperation("post", "/count", _count, "Count vowels", {"application/json": Counts}, CountBody, inference=True),
     ),
-    metrics=lambda telemetry: telemetry.own(CountingMetrics),
+    metrics=CountingMetrics,
 )

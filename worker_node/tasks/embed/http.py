@@ -21,10 +21,10 @@ from worker_node.http.routes import BINARY, JSON, ApiOperation, TaskApi
 from worker_node.node import Node
 from worker_node.tasks.embed.service import (
     INPUT_TYPES,
+    EmbeddingMetrics,
     EmbeddingModel,
     EmbeddingReply,
     Vectors,
-    declare_embedding_metrics,
     embed,
 )
 from worker_node.tasks.generate.http.ollama import OllamaOptions, keeping, served
@@ -50,7 +50,10 @@ _NUMBERS_PER_CHUNK = 32_768
 
 
 async def _with_vectors(
-    head: dict[str, Any], name: str, reply: EmbeddingReply, item: Callable[[int, Vectors], object]
+    head: dict[str, Any],
+    name: str,
+    reply: EmbeddingReply,
+    item: Callable[[int, Vectors], object] = lambda _index, vector: vector,
 ) -> web.Response:
     """The reply with `head` and, by that name, the list of what `item` makes of each vector and its index."""
     count, dimensions = reply.vectors.shape
@@ -63,20 +66,6 @@ async def _with_vectors(
         parts.append(orjson.dumps(items, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
     body = b'%s,"%s":[%s]}' % (orjson.dumps(head)[:-1], name.encode(), b",".join(parts))
     return web.Response(body=body, content_type="application/json", charset="utf-8", headers=_headers(reply))
-
-
-def _plain(_index: int, row: Vectors) -> object:
-    return row
-
-
-def _openai(index: int, row: Vectors) -> object:
-    return {"object": "embedding", "index": index, "embedding": row}
-
-
-def _openai_base64(index: int, row: Vectors) -> object:
-    """With base64 of little-endian float32."""
-    encoded = base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode()
-    return {"object": "embedding", "index": index, "embedding": encoded}
 
 
 class EmbeddingsBody(Body):
@@ -123,7 +112,7 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
     }
     if reply.route.emulated:
         head["emulated"] = True
-    return await _with_vectors(head, "embeddings", reply, _plain)
+    return await _with_vectors(head, "embeddings", reply)
 
 
 Ids = Annotated[list[int], Field(min_length=1)]
@@ -186,7 +175,15 @@ async def _openai_embeddings(request: web.Request) -> web.Response:
     )
     usage = {"prompt_tokens": reply.usage.prompt_tokens, "total_tokens": reply.usage.prompt_tokens}
     head = {"object": "list", "model": reply.route.model, "usage": usage}
-    return await _with_vectors(head, "data", reply, _openai_base64 if body.encoding_format == "base64" else _openai)
+
+    def item(index: int, vector: Vectors) -> dict[str, Any]:
+        shown: object = vector
+        if body.encoding_format == "base64":
+            # Of little-endian float32.
+            shown = base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
+        return {"object": "embedding", "index": index, "embedding": shown}
+
+    return await _with_vectors(head, "data", reply, item)
 
 
 def _input_type(request: web.Request, given: str | None, model: EmbeddingModel) -> str | None:
@@ -229,7 +226,7 @@ class OllamaEmbeddingsBody(OllamaBody):
 async def _embed(request: web.Request) -> web.Response:
     context = request_context(request)
     body = await read_body(request, EmbedBody)
-    texts = body.input if isinstance(body.input, list) else _one(body.input)
+    texts = body.input if isinstance(body.input, list) else [body.input] if body.input else []
     reply = await _run(request, context, body, texts, truncate=body.truncate is not False, dimensions=body.dimensions)
     head = {
         "model": body.model,
@@ -237,20 +234,15 @@ async def _embed(request: web.Request) -> web.Response:
         "load_duration": round(reply.loading_s * 1e9),
         "prompt_eval_count": reply.usage.prompt_tokens,
     }
-    return await _with_vectors(head, "embeddings", reply, _plain)
+    return await _with_vectors(head, "embeddings", reply)
 
 
 async def _ollama_embeddings(request: web.Request) -> web.Response:
     context = request_context(request)
     body = await read_body(request, OllamaEmbeddingsBody)
-    reply = await _run(request, context, body, _one(body.prompt), truncate=True)
+    reply = await _run(request, context, body, [body.prompt] if body.prompt else [], truncate=True)
     content = orjson.dumps({"embedding": reply.vectors.ravel()}, option=orjson.OPT_SERIALIZE_NUMPY)
     return web.Response(body=content, content_type="application/json", charset="utf-8", headers=_headers(reply))
-
-
-def _one(text: str) -> list[str]:
-    """The text, if there is one."""
-    return [text] if text else []
 
 
 async def _run(
@@ -333,5 +325,5 @@ API = TaskApi(
             OllamaEmbeddingsBody,
         ),
     ),
-    metrics=declare_embedding_metrics,
+    metrics=EmbeddingMetrics,
 )

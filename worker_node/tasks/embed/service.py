@@ -154,7 +154,6 @@ async def _embed_rows(
 
 
 def count_embedding(telemetry: Telemetry, reply: EmbeddingReply) -> None:
-    """Count a finished request."""
     own, labels, count = telemetry.own(EmbeddingMetrics), (reply.route.model, reply.route.device), len(reply.vectors)
     own.texts.labels(*labels).inc(count)
     own.hits.labels(*labels).inc(count - reply.computed)
@@ -281,11 +280,11 @@ def cut(vectors: Vectors, dimensions: int | None) -> Vectors:
 
 
 class EmbeddingMetrics:
-    """The task's own metrics, in the node's registry."""
+    unit = "texts"
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, labelnames=("model", "device"), registry=registry)
-        self.texts = counter("npu_node_embedded_texts", "Texts embedded")
+        self.made = self.texts = counter("npu_node_embedded_texts", "Texts embedded")
         self.device_tokens = counter(
             "npu_node_embedding_device_tokens", "Tokens computed for embeddings, padding included"
         )
@@ -294,11 +293,6 @@ class EmbeddingMetrics:
         )
         self.hits = counter("npu_node_embedding_cache_hits", "Texts whose vector was in the cache")
         self.misses = counter("npu_node_embedding_cache_misses", "Texts whose vector was not")
-
-
-def declare_embedding_metrics(telemetry: Telemetry) -> None:
-    """Create the metrics at start, so that they are exported from then on."""
-    telemetry.made["texts"] = telemetry.own(EmbeddingMetrics).texts
 
 
 def _cosine_fault(found: Floats, expected: Floats, least: float) -> str | None:

@@ -47,8 +47,8 @@ from worker_node.scheduling.prompts import (
     end_of_part,
 )
 from worker_node.tasks.generate.messages import GenerateJob, Sampling, Step, TokenDelta
-from worker_node.tasks.generate.options import ContinuousOptions
 from worker_node.tasks.generate.sampling import generation_config
+from worker_node.tasks.generate.task import ContinuousOptions
 
 
 class ContinuousRunner:

@@ -54,15 +54,11 @@ class ImageRules:
     marks: tuple[str, ...] = ()
 
 
-class ImageDecoder:
+class ImageDecoder(PreparationPool):
     """The process that decodes images, started when the first one comes, until `close`."""
 
     def __init__(self, _settings: NodeSettings | None = None) -> None:
-        self._pool = PreparationPool(_LIMITS, _MODULES)
-
-    async def close(self) -> None:
-        """End the process."""
-        await self._pool.close()
+        super().__init__(_LIMITS, _MODULES)
 
     async def decode(self, image: Image, rules: ImageRules, deadline: float) -> RawImage:
         """The pixels of an image.
@@ -71,7 +67,7 @@ class ImageDecoder:
         EngineUnavailable.
         """
         arguments = (image.base64, image.where, rules.max_pixels, rules.shortest)
-        width, height, pixels = await self._pool.run(decode, *arguments, deadline=deadline, param=image.where)
+        width, height, pixels = await self.run(decode, *arguments, deadline=deadline, param=image.where)
         return RawImage(width, height, pixels)
 
 
@@ -127,7 +123,6 @@ def image_prompt(text: str, images: Sequence[Image], pixels: Mapping[str, RawIma
 
 
 def without_tags(text: str, count: int) -> str:
-    """A text without the tags of its `count` images."""
     for number in range(count):
         text = text.replace(_TAG.format(number), "", 1)
     return text

@@ -29,7 +29,7 @@ from worker_node.tasks.generate.images import (
     without_tags,
 )
 from worker_node.tasks.generate.messages import ImagePrompt, RawImage, Sampling
-from worker_node.tasks.generate.metrics import ImageMetrics
+from worker_node.tasks.generate.metrics import GenerationMetrics
 from worker_node.tasks.generate.request import GenerationRequest, Image, Message, TokenIds, ToolUse
 from worker_node.tasks.generate.schemas import SchemaCompiler, answer_form
 from worker_node.tasks.generate.tokenization import LargeTexts
@@ -273,21 +273,21 @@ async def _decode_images(
         _check_images(services.manager, model, request, images)
     except NodeError as error:
         for _ in images:
-            services.telemetry.own(ImageMetrics).count(model.id, 0, error.code)
+            services.telemetry.own(GenerationMetrics).count_image(model.id, 0, error.code)
         raise
     reject_if_full(model.placements, 1, request.context)
     pixels: dict[str, RawImage] = {}
     if rules is None:
         return pixels
     for image in images:
-        metrics = services.telemetry.own(ImageMetrics)
+        metrics = services.telemetry.own(GenerationMetrics)
         try:
             decoder = services.parts.of(ImageDecoder)
             pixels[image.where] = await decoder.decode(image, rules, request.context.deadline)
         except NodeError as error:
-            metrics.count(model.id, 0, error.code)
+            metrics.count_image(model.id, 0, error.code)
             raise
-        metrics.count(model.id, file_size(image.base64), None)
+        metrics.count_image(model.id, file_size(image.base64), None)
     return pixels
 
 

@@ -18,7 +18,6 @@ from worker_node.serving.routing import select_placement
 from worker_node.serving.run import Execution, Services
 from worker_node.tasks.generate.answer import Reader, most_tokens
 from worker_node.tasks.generate.blocks import ChoiceEvents, Finished
-from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.prompting import PreparedGeneration, generation_model, images_of, prepare_generation
 from worker_node.tasks.generate.request import GenerationRequest, TokenIds
 
@@ -97,16 +96,6 @@ class Generation:
     execution: Execution
     events: AsyncIterator[ChoiceEvents]
 
-    @property
-    def loading_s(self) -> float:
-        """How long it waited for its model to be loaded."""
-        return self.execution.selection.loading_s
-
-    @property
-    def route(self) -> Route:
-        """The current route; without a stream a retry may change it until the end."""
-        return self.execution.route
-
 
 # Several generations for one request: more than one choice, or more than one prompt.
 
@@ -152,22 +141,19 @@ async def generate_choices(
             run = await stack.enter_async_context(generate(services, request, stream=stream, index=index))
             runs.append(run)
             if len(requests) > 1:
-                _check_places(run.prepared.model, len(requests))
+                model = run.prepared.model
+                most = max(placement.admission.limits.max_outstanding for placement in model.placements)
+                if len(requests) > most:
+                    raise BadRequest(
+                        f"{len(requests)} answers were asked for at once; {model.id} has places for {most} "
+                        "(max_outstanding), ask for fewer"
+                    )
         events = runs[0].events if len(runs) == 1 else await stack.enter_async_context(aclosing(_merged(runs)))
         routes = [run.execution.route for run in runs]
         yield Choices(runs[0].prepared.demand.model, tuple(runs), tuple(routes), events)
 
 
-def _check_places(model: GenerationModel, count: int) -> None:
-    most = max(placement.admission.limits.max_outstanding for placement in model.placements)
-    if count > most:
-        raise BadRequest(
-            f"{count} answers were asked for at once; {model.id} has places for {most} (max_outstanding), ask for fewer"
-        )
-
-
 async def _merged(runs: Sequence[Generation]) -> AsyncGenerator[ChoiceEvents, None]:
-    """The events of several generations as they arise."""
     queue: asyncio.Queue[ChoiceEvents | Exception] = asyncio.Queue(_BUFFERED_EVENTS)
 
     async def forward(run: Generation) -> None:

@@ -37,8 +37,8 @@ from worker_node.engines.protocol import (
     SerialRunner,
 )
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
-from worker_node.tasks.generate.options import StatefulOptions
 from worker_node.tasks.generate.sampling import generation_config
+from worker_node.tasks.generate.task import StatefulOptions
 
 
 class TokenStreamer(genai.StreamerBase):  # type: ignore[misc]  # openvino_genai has no types
@@ -55,7 +55,6 @@ class TokenStreamer(genai.StreamerBase):  # type: ignore[misc]  # openvino_genai
         self.failure: BaseException | None = None
 
     def write(self, token: int | list[int]) -> genai.StreamingStatus:
-        """Take one token id, or several."""
         if not self.stopped:
             try:
                 self.stopped = not self._on_tokens(token if isinstance(token, list) else [token])

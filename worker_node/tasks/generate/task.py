@@ -1,16 +1,133 @@
-"""The registration of the task."""
+"""The registration of the task, the options of its engines, and of its models whichever engine runs them."""
 
 from __future__ import annotations
 
-from worker_node.core.types import ModelKind
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Gt
+
+from worker_node.core.types import Device, ModelKind
+from worker_node.engines.options import BlobOptions, EngineOptions, Option, Options, declare
 from worker_node.registry import Task
+
+
+@declare
+@dataclass(frozen=True, kw_only=True)
+class ContinuousOptions(EngineOptions):
+    """GenAI's scheduler and its KV cache."""
+
+    title: ClassVar[str] = "Generation on CPU and GPU: continuous batching"
+    task: ClassVar[str] = ModelKind.GENERATION
+    devices: ClassVar[frozenset[Device]] = frozenset({Device.CPU, Device.GPU})
+    runner: ClassVar[str] = "worker_node.tasks.generate.continuous:ContinuousRunner"
+
+    engine: Literal["generation_continuous"] = "generation_continuous"
+    max_num_batched_tokens: Annotated[int, Gt(0), Option("tokens of prompts and answers that one step computes")] = 256
+    max_num_seqs: Annotated[int, Gt(0), Option("answers that are generated at the same time")] = 256
+    cache_size_gb: Annotated[
+        int, Ge(0), Option("memory of the KV cache in GB; 0 grows as needed", also=("cache_size",))
+    ] = 0
+    enable_prefix_caching: Annotated[bool, Option("keep the KV cache of prompts for those that begin alike")] = True
+    prefix_cache_tokens: Annotated[
+        int | None,
+        Ge(0),
+        Option(
+            "tokens of earlier prompts and answers that are kept for prompts that begin alike, before the KV cache of "
+            "cache_size_gb = 0 grows; memory is taken as it fills",
+            default="16384 on a CPU, in at most a 16th of the memory budget; what cache_size_gb holds; 0 on a GPU",
+        ),
+    ] = None
+    kv_cache_precision: Annotated[
+        Literal["u8", "u4", "f16", "bf16", "f32"] | None,
+        Option(
+            "type of the values in the KV cache; on a CPU the model is computed in it too if it is f32 or bf16, and u4 "
+            "needs cache_size_gb",
+            default="the device's own",
+        ),
+    ] = None
+    prompt_lookup: Annotated[
+        bool,
+        Option(
+            "guess the next tokens from the prompt and verify several in one step: faster where answers repeat their "
+            "prompt, slower on others"
+        ),
+    ] = False
+
+    def properties(self) -> dict[str, Any]:
+        """The properties for OpenVINO's plugin of the device."""
+        own: dict[str, Any] = {"KV_CACHE_PRECISION": self.kv_cache_precision, "CACHE_DIR": self.cache_dir}
+        # GenAI takes this one out before the plugin sees the others.
+        own |= {"prompt_lookup": self.prompt_lookup}
+        return {name: value for name, value in own.items() if value} | self.plugin_config
+
+
+@declare
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions(Options):
+    """What requests may ask for, and what applies when they ask for nothing."""
+
+    title: ClassVar[str] = "Generation"
+    task: ClassVar[str] = ModelKind.GENERATION
+
+    max_tokens_limit: Annotated[
+        int | None, Gt(0), Option("tokens that a request may ask for in an answer", default="what the context holds")
+    ] = None
+    sampling_defaults: Annotated[
+        Literal["model", "greedy"] | None,
+        Option(
+            "where a request leaves sampling open: the model's generation_config.json (Ollama's own defaults in its "
+            "dialect), or greedy",
+            default="the node's",
+        ),
+    ] = None
+    best_of_limit: Annotated[int, Ge(1), Option("answers that a request may ask for, in n or best_of")] = 20
+
+
+MaxPromptLen = Annotated[
+    int,
+    Gt(0),
+    Option(
+        "tokens of the longest prompt, up to the model's context; memory grows with it",
+        default="1024, or what the catalog says of the model",
+    ),
+]
+MinResponseLen = Annotated[int, Gt(0), Option("tokens that the answer to the longest prompt has room for")]
+
+
+@declare
+@dataclass(frozen=True, kw_only=True)
+class StatefulOptions(BlobOptions):
+    """GenAI's properties for the NPU."""
+
+    title: ClassVar[str] = "Generation on the NPU: static shapes"
+    task: ClassVar[str] = ModelKind.GENERATION
+    devices: ClassVar[frozenset[Device]] = frozenset({Device.NPU})
+    runner: ClassVar[str] = "worker_node.tasks.generate.stateful:StatefulRunner"
+
+    engine: Literal["generation_stateful"] = "generation_stateful"
+    max_prompt_len: MaxPromptLen = 1024
+    min_response_len: MinResponseLen = 128
+    prefill_hint: Annotated[
+        Literal["DYNAMIC", "STATIC"] | None,
+        Option("compute prompts in chunks (DYNAMIC), or all at once (STATIC)", default="OpenVINO's own"),
+    ] = None
+    generate_hint: Annotated[
+        Literal["FAST_COMPILE", "BEST_PERF"] | None,
+        Option("load faster, or generate faster", default="OpenVINO's own"),
+    ] = None
+    prefill_chunk_size: Annotated[
+        Literal[16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192] | None,
+        Option("tokens of one chunk of a prompt", default="OpenVINO's own; at most 256 on an emulated NPU"),
+    ] = None
+
 
 TASK = Task(
     kind=ModelKind.GENERATION,
     verb="generate",
     capability="chat",
     listed=("completion", "tools"),
-    options=("worker_node.tasks.generate.options",),
+    options=(__name__,),
     serving="worker_node.tasks.generate.building:GENERATE",
     api="worker_node.tasks.generate.http:API",
 )

@@ -12,7 +12,7 @@ from worker_node.http.body import DialectBody, Table, Unsupported, read_body
 from worker_node.http.context import NODE, request_context, route_headers, timing_ms
 from worker_node.http.replies import OVMS_PREFIX, Reply, describe, json_response, retry_headers
 from worker_node.http.routes import JSON, ApiOperation, TaskApi
-from worker_node.tasks.rerank.service import RerankReply, declare_rerank_metrics, rerank
+from worker_node.tasks.rerank.service import RerankMetrics, RerankReply, rerank
 
 _ONE_FIELD = "documents are ranked by their text alone; send the fields that count as one text"
 _TEXT_ONLY = "models here rank texts and give scores alone"
@@ -68,11 +68,6 @@ class RerankBody(DialectBody):
             raise BadRequest(f"{field} is empty; send at least one", param=field)
         return field, tuple(item if isinstance(item, str) else item.text for item in items)
 
-    def cuts(self) -> bool:
-        """Whether documents that are too long are cut."""
-        wanted = self.truncation if self.truncate is None else self.truncate
-        return self.texts is None if wanted is None else wanted
-
 
 PATHS = {
     "/rerank": "TEI, Cohere, Jina: rank documents",
@@ -90,13 +85,14 @@ async def _rerank(request: web.Request) -> web.Response:
     context = request_context(request)
     body = await read_body(request, RerankBody)
     field, texts = body.given()
+    cuts = body.truncation if body.truncate is None else body.truncate
     reply = await rerank(
         request.app[NODE].services,
         context,
         body.query,
         texts,
         body.model,
-        truncate=body.cuts(),
+        truncate=body.texts is None if cuts is None else cuts,
         max_document_tokens=body.max_tokens_per_doc,
         field=field,
     )
@@ -176,5 +172,5 @@ API = TaskApi(
         for path, summary in PATHS.items()
     ),
     errors=dict.fromkeys((*PATHS, f"{OVMS_PREFIX}rerank"), error_response),
-    metrics=declare_rerank_metrics,
+    metrics=RerankMetrics,
 )

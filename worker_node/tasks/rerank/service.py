@@ -19,7 +19,6 @@ from worker_node.core.errors import BadRequest, EngineUnavailable
 from worker_node.core.types import Busy, RequestContext, Route, Timing, Usage
 from worker_node.engines.process import Canary
 from worker_node.models.directory import InstalledModel, read_canary
-from worker_node.observability.metrics import Telemetry
 from worker_node.serving.encoders import (
     EncoderModel,
     EncoderTask,
@@ -76,20 +75,15 @@ def log_odds(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 
 
 class RerankMetrics:
-    """The task's own metrics, in the node's registry."""
+    unit = "documents"
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, labelnames=("model", "device"), registry=registry)
-        self.documents = counter("npu_node_reranked_documents", "Documents scored")
+        self.made = self.documents = counter("npu_node_reranked_documents", "Documents scored")
         self.device_tokens = counter("npu_node_rerank_device_tokens", "Tokens computed for reranking, padding included")
         self.computed_tokens = counter(
             "npu_node_rerank_computed_tokens", "Tokens of the pairs computed for reranking, without padding"
         )
-
-
-def declare_rerank_metrics(telemetry: Telemetry) -> None:
-    """Create the metrics at start, so that they are exported from then on."""
-    telemetry.made["documents"] = telemetry.own(RerankMetrics).documents
 
 
 async def rerank(

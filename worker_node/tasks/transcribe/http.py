@@ -22,14 +22,15 @@ from worker_node.core.types import RequestContext
 from worker_node.http.body import arrival, reject_required_device, silence
 from worker_node.http.body import explain as explain_invalid
 from worker_node.http.context import NODE, STATE, Ignored, busy_fields, request_context, route_headers
+from worker_node.http.middleware import note_failure
 from worker_node.http.replies import Reply, describe_error, json_response
 from worker_node.http.routes import EVENTS, JSON, TEXT, ApiOperation, TaskApi
 from worker_node.http.sse import EventStream
 from worker_node.tasks.transcribe.building import TranscriptionModel
 from worker_node.tasks.transcribe.service import (
+    SpeechMetrics,
     Transcription,
     VoiceChoice,
-    declare_speech_metrics,
     find_model,
     find_voice,
     transcribe,
@@ -367,7 +368,7 @@ async def _stream(request: web.Request, run: Transcription) -> web.StreamRespons
             done |= busy_fields(run.busy)
             await stream.send(done)
         except NodeError as error:
-            stream.failed(error)
+            note_failure(request, error)
             # The status line is gone: the error is the last event, and there is no `done`.
             await stream.send({"error": describe_error(error)}, "error")
 
@@ -424,5 +425,5 @@ API = TaskApi(
             ("translations", "Translate speech to English"),
         )
     ),
-    metrics=declare_speech_metrics,
+    metrics=SpeechMetrics,
 )

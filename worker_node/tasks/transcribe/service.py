@@ -19,7 +19,6 @@ from prometheus_client import CollectorRegistry, Counter
 from worker_node.core.errors import UnsupportedParameter
 from worker_node.core.types import NOT_MEASURED, NOTHING, Feature, RequestContext, Route, Timing, Usage
 from worker_node.manager.manager import ModelManager
-from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.scheduling.admission import Work
@@ -119,24 +118,18 @@ class AudioDecoder:
         return [Window(begin, end) for begin, end in found]
 
     async def close(self) -> None:
-        """End the processes."""
         await asyncio.gather(self._decoding.close(), self._listening.close())
 
 
 class SpeechMetrics:
-    """The task's own metrics, in the node's registry."""
+    unit = "seconds of audio"
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, labelnames=("model", "device"), registry=registry)
-        self.heard = counter("npu_node_audio_seconds", "Seconds of audio given to speech models")
+        self.made = self.heard = counter("npu_node_audio_seconds", "Seconds of audio given to speech models")
         self.skipped = counter(
             "npu_node_audio_skipped_seconds", "Seconds of audio left out because they hold no speech"
         )
-
-
-def declare_speech_metrics(telemetry: Telemetry) -> None:
-    """Create the metrics at start, so that they are exported from then on."""
-    telemetry.made["seconds of audio"] = telemetry.own(SpeechMetrics).heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +244,6 @@ class Transcription:
             await self._ask(bytes(SAMPLE_BYTES * RATE))
 
     async def parts(self) -> AsyncIterator[SpokenPart]:
-        """What was said, window by window."""
         part = self._first
         try:
             while part is not None:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from worker_node.core.types import Device
 from worker_node.engines.options import EngineOptions, NpuOptions, declare
 from worker_node.registry import Task
-from worker_node.tasks.generate.options import MaxPromptLen, MinResponseLen
+from worker_node.tasks.generate.task import MaxPromptLen, MinResponseLen
 
 VISION = "vision"
 _RUNNER = "worker_node.tasks.vision.engine:VisionRunner"

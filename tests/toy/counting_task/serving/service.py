@@ -15,10 +15,13 @@ from worker_node.serving.run import SingleRun, run_single
 class CountingMetrics:
     """What only this task counts."""
 
+    unit = "letters"
+
     def __init__(self, registry):
         from prometheus_client import Counter
 
-        self.letters = Counter("npu_node_counted_letters", "Letters counted", ("model", "device"), registry=registry)
+        counter = Counter("npu_node_counted_letters", "Letters counted", ("model", "device"), registry=registry)
+        self.made = self.letters = counter
 
 
 async def count(services, context: RequestContext, texts: list[str], name: str | None) -> tuple[Counted, Route]:

@@ -12,7 +12,7 @@ from worker_node.observability.metrics import Telemetry
 from worker_node.tasks.embed.service import EmbeddingReply, count_embedding
 from worker_node.tasks.generate.answer import count_generation
 from worker_node.tasks.generate.blocks import Finished, FinishReason
-from worker_node.tasks.generate.metrics import declare_generation_metrics
+from worker_node.tasks.generate.metrics import GenerationMetrics
 
 LABELS = {"model": "m", "device": "NPU"}
 
@@ -20,7 +20,7 @@ LABELS = {"model": "m", "device": "NPU"}
 @pytest.fixture
 def telemetry():
     telemetry = Telemetry()
-    declare_generation_metrics(telemetry)
+    telemetry.declare(GenerationMetrics)
     return telemetry
 
 
@@ -63,7 +63,7 @@ def test_a_generation_is_counted_with_its_latencies(telemetry):
 def test_the_metrics_of_all_tasks_are_there_before_the_first_request(telemetry):
     for api in task_apis():
         if api.metrics is not None:
-            api.metrics(telemetry)
+            telemetry.declare(api.metrics)
     declared = {family.name for family in telemetry.registry.collect()}
     names = ("generation_tokens", "time_to_first_token_seconds", "inter_token_latency_seconds", "embedded_texts")
     assert {

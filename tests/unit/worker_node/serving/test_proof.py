@@ -81,7 +81,7 @@ async def generated(served, request=None, seen=None, **how):
     async with generate(served, request or asked(), **how) as run:
         async for _, events, _ in run.events:
             seen += events
-        return run.route, seen
+        return run.execution.route, seen
 
 
 async def embedded(served, require=Device.NPU):
@@ -232,10 +232,10 @@ async def test_a_stream_stays_on_the_device_that_its_head_names(stream):
     cpu = Placement(Device.CPU, Engine(5), Admission("m", AdmissionLimits(8)), 64, 64)
     model.placements = [*model.placements, cpu]
     async with generate(served, asked(None), stream=stream) as run:
-        assert run.route.device is Device.NPU
+        assert run.execution.route.device is Device.NPU
         if stream:
             with pytest.raises(EngineDied):
                 await anext(run.events)
         else:
             await anext(run.events)
-            assert run.route.device is Device.CPU
+            assert run.execution.route.device is Device.CPU

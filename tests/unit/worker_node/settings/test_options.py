@@ -20,7 +20,7 @@ from worker_node.models.directory import InstalledModel
 from worker_node.serving.build import Machine, check_options, plan_engine
 from worker_node.serving.task import served_task
 from worker_node.settings import InvalidSettings, ModelSettings, NodeSettings, PlacementSettings, parse_settings
-from worker_node.tasks.generate.options import ContinuousOptions, GenerationOptions, StatefulOptions
+from worker_node.tasks.generate.task import ContinuousOptions, GenerationOptions, StatefulOptions
 
 
 def model_of(*lines):
@@ -156,5 +156,5 @@ def test_a_package_adds_an_engine_by_its_declaration_alone(toy):
 
 
 def test_engine_processes_do_not_load_the_validation():
-    code = "import worker_node.tasks.generate.options, sys; assert 'pydantic' not in sys.modules"
+    code = "import worker_node.tasks.generate.task, sys; assert 'pydantic' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

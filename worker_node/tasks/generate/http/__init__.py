@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from worker_node.http.routes import TaskApi
 from worker_node.tasks.generate.http import anthropic, native, ollama, openai, responses, tokenize
-from worker_node.tasks.generate.metrics import declare_generation_metrics
+from worker_node.tasks.generate.metrics import GenerationMetrics
 
 API = TaskApi(
     operations=(
@@ -18,5 +18,5 @@ API = TaskApi(
         *tokenize.OPERATIONS,
         *ollama.OPERATIONS,
     ),
-    metrics=declare_generation_metrics,
+    metrics=GenerationMetrics,
 )

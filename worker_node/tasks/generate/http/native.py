@@ -61,7 +61,7 @@ class _Native(Renderer):
         return {"text": ends[0].text(), **self._done(ends[0])}
 
     def _done(self, finished: Finished) -> dict[str, Any]:
-        route = self._choices.runs[0].route
+        route = self._choices.runs[0].execution.route
         done: dict[str, Any] = {
             "model": route.model,
             "device": route.device,

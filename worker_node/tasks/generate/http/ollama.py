@@ -18,6 +18,7 @@ from worker_node.core.errors import BadRequest, ModelNotFound, NodeError, NotOff
 from worker_node.core.types import Device, RequestContext
 from worker_node.http.body import DialectBody, Table, Unsupported, note_effects, read_body
 from worker_node.http.context import NODE, busy_fields, deadline_of, request_context
+from worker_node.http.middleware import note_failure
 from worker_node.http.models import capabilities, chat_first, start_pull
 from worker_node.http.replies import Reply, json_response, message, utc
 from worker_node.http.routes import JSON, LINES, ApiOperation
@@ -202,7 +203,7 @@ async def _pull(request: web.Request) -> web.StreamResponse:
         if job.error is None:
             await stream.send({"status": "success"})
         else:
-            stream.failed(job.error)
+            note_failure(request, job.error)
             await stream.send({"error": message(job.error)})
     return stream.response
 
@@ -304,13 +305,13 @@ class _Frames(Renderer):
             done=True,
             done_reason="length" if finished.finish_reason is FinishReason.LENGTH else "stop",
             total_duration=round(timing.total * _NS_PER_MS),
-            load_duration=round(self._run.loading_s * 1e9),
+            load_duration=round(self._run.execution.selection.loading_s * 1e9),
             prompt_eval_count=finished.usage.prompt_tokens,
             prompt_eval_duration=round(reading * _NS_PER_MS),
             eval_count=finished.usage.completion_tokens,
             eval_duration=round(max(0.0, timing.inference - reading) * _NS_PER_MS),
             **busy_fields(finished.busy),
-            device=str(self._run.route.device),
+            device=str(self._run.execution.route.device),
         )
 
 

@@ -13,6 +13,7 @@ from aiohttp import web
 from worker_node.core.errors import NodeError
 from worker_node.http.body import note_effects
 from worker_node.http.context import NODE, busy_of, route_headers
+from worker_node.http.middleware import note_failure
 from worker_node.http.replies import json_response
 from worker_node.http.routes import EVENTS, JSON, ApiOperation, Model
 from worker_node.http.sse import EventStream, LineStream
@@ -84,7 +85,7 @@ def generation_route(
             if not ask.stream:
                 found = {index: end async for index, [end], _ in choices.events if isinstance(end, Finished)}
                 ends = [found[index] for index in range(len(choices.runs))]
-                headers = route_headers(choices.runs[0].route, busy_of([end.busy for end in ends]))
+                headers = route_headers(choices.runs[0].execution.route, busy_of([end.busy for end in ends]))
                 return json_response(renderer.whole(ends), headers=headers)
             async with renderer.frames(request, route_headers(choices.routes[0])) as stream:
                 try:
@@ -96,7 +97,7 @@ def generation_route(
                         if frames:
                             await stream.write(frames)
                 except NodeError as error:
-                    stream.failed(error)
+                    note_failure(request, error)
                     await stream.write(renderer.failure(error))
             return stream.response
 
@@ -119,7 +120,6 @@ def known_alternatives(request: web.Request, name: str, wanted: int, temperature
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
-    """The `logprobs` of a chat choice."""
     return {"content": [{**_entry(token), "top_logprobs": [_entry(token)] * top} for token in tokens], "refusal": None}
 
 
