@@ -34,9 +34,9 @@ def answers(node, **how):
     node.respond, node.answer = one, TEXT
 
 
-def refuses_long_prompts(node, model=WRITER):
+def refuses_long_prompts(node):
     async def respond(request):
-        too_long = (await request.json())["model"] == model
+        too_long = (await request.json())["model"] == WRITER
         return error_response(400, "context_length_exceeded") if too_long else None
 
     node.respond, node.answer = respond, TEXT
@@ -111,16 +111,14 @@ async def test_a_larger_model_that_refuses_or_is_missing_is_asked_once(scripted)
 
 
 async def test_vectors_never_go_to_another_model(scripted):
-    refuses_long_prompts(scripted, EMBEDDER)
-
     async def respond(_):
         return error_response(400, "context_length_exceeded")
 
     scripted.respond = respond
     scripted.offer("embedding", "larger")
-    async with InferenceClient(client_of([scripted], on_context_length="larger")) as client:
+    async with InferenceClient(client_of([scripted])) as client:
         with pytest.raises(ContextLengthExceeded):
-            await client.embed("text", model=EMBEDDER)
+            await client.embed("text", model=EMBEDDER, failover=FailoverOptions(on_context_length="larger"))
     assert len(scripted.requests) == 1
 
 
