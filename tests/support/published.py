@@ -100,8 +100,8 @@ def _by_name(table, repo):
     return next(value for name, value in table.items() if name in repo)
 
 
-def _files(directory):
-    found = (path for path in directory.rglob("*") if path.is_file())
+def files_of(directory):
+    found = (path for path in sorted(directory.rglob("*")) if path.is_file())
     return {str(path.relative_to(directory)): path.read_bytes() for path in found}
 
 
@@ -112,7 +112,7 @@ def _encoder(repo, directory):
     write_json(directory / "sentence_bert_config.json", published["sentence"])
     write_json(directory / "config_sentence_transformers.json", _VERSIONS | published.get("transformers", {}))
     write_json(directory / "tokenizer_config.json", {"model_max_length": 512, "tokenizer_class": "BertTokenizer"})
-    return _files(directory) | _EXTRAS | published.get("extras", {})
+    return files_of(directory) | _EXTRAS | published.get("extras", {})
 
 
 def _cross_encoder(repo, directory):
@@ -120,7 +120,7 @@ def _cross_encoder(repo, directory):
     bert = {name: value for name, value in _BERT.items() if name not in {"id2label", "pad_token_id"}}
     write_tiny(directory, architecture=architecture, **bert, **more)
     write_json(directory / "tokenizer_config.json", {"model_max_length": 512})
-    return _files(directory) | _EXTRAS
+    return files_of(directory) | _EXTRAS
 
 
 def _decoder(entry, directory):
@@ -138,7 +138,8 @@ def _decoder(entry, directory):
     write_json(directory / "openvino_config.json", {"dtype": "int4", "quantization_config": None})
     names = [f"openvino_{part}.{form}" for part in ("tokenizer", "detokenizer") for form in ("xml", "bin")]
     others = dict.fromkeys(["tokenizer.json", "vocab.json", "added_tokens.json", "special_tokens_map.json"], b"{}")
-    return _files(directory) | dict.fromkeys(names, b"graph") | others | {"merges.txt": b"", "README.md": b"# A model"}
+    others |= {"merges.txt": b"", "README.md": b"# A model"}
+    return files_of(directory) | dict.fromkeys(names, b"graph") | others
 
 
 def repository_of(entry, directory, make_gguf):

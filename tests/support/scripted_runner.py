@@ -3,7 +3,7 @@
 Options: `load_s` (seconds to load), `load_error` (message), `step_s` (seconds a token), `prefill_s` (seconds of silence
 before a job's first token), `announce` (steps are announced as native calls), `log` (a file that records what it was
 told), `hold` (a file: while it is there no step ends), `on_load` (a file: while it says "wait" or "compute" loading
-does not end, "die" kills the process in it, "error" refuses it), `garbage_after` (the number of jobs that are echoed
+does not end), `garbage_after` (the number of jobs that are echoed
 rightly before all others become GARBAGE), `lost` (these lose their device instead). Each task is answered by a function
 of what was asked.
 A prompt's first token id picks the fault:
@@ -74,12 +74,7 @@ class ScriptedRunner:
         time.sleep(self._options.get("load_s", 0))
         if path := self._options.get("on_load"):
             while (order := Path(path).read_text()) in {"wait", "compute"}:
-                if order == "wait":
-                    time.sleep(0.01)
-            if order == "die":
-                die()
-            if order == "error":
-                raise RuntimeError("no memory")
+                time.sleep(0.01 if order == "wait" else 0)
         if message := self._options.get("load_error"):
             raise RuntimeError(message)
         return Loaded(0.01, "scripted", "0")

@@ -299,13 +299,17 @@ def _convolution(weights, name, x, out, channels, *, stride):
     return op.add(product, weights(f"{name}.bias", out).reshape(1, out, 1))
 
 
-def _block(sizes, weights, block, x):
-    state, heads = sizes.n_audio_state, sizes.n_audio_head
-    normal = _norm(weights, f"{block}.attn_ln", x, state)
-    query, key, value = (
-        split_heads(linear(weights, f"{block}.attn.{part}", normal, state, state, bias=part != "key"), heads, state)
+def _attention_inputs(weights, block, x, size, heads):
+    normal = _norm(weights, f"{block}.attn_ln", x, size)
+    return (
+        split_heads(linear(weights, f"{block}.attn.{part}", normal, size, size, bias=part != "key"), heads, size)
         for part in ("query", "key", "value")
     )
+
+
+def _block(sizes, weights, block, x):
+    state = sizes.n_audio_state
+    query, key, value = _attention_inputs(weights, block, x, state, sizes.n_audio_head)
     attended = merge_heads(op.scaled_dot_product_attention(query, key, value), state)
     x = op.add(x, linear(weights, f"{block}.attn.out", attended, state, state))
     return feed_forward(weights, block, x, state)
@@ -400,11 +404,7 @@ class _Builder:
     def _block(self, layer, x, mask, pasts):
         weights, size, heads = self._weights, self._sizes.n_text_state, self._sizes.n_text_head
         block = f"decoder.blocks.{layer}"
-        normal = _norm(weights, f"{block}.attn_ln", x, size)
-        query, key, value = (
-            split_heads(linear(weights, f"{block}.attn.{part}", normal, size, size, bias=part != "key"), heads, size)
-            for part in ("query", "key", "value")
-        )
+        query, key, value = _attention_inputs(weights, block, x, size, heads)
         keys, values = self._extend(pasts[0], key), self._extend(pasts[1], value)
         attended = op.scaled_dot_product_attention(
             query, keys, values, mask, name=f"layers.{layer}.self_attn/attention"

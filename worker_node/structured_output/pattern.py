@@ -391,7 +391,6 @@ def _first(term: Term) -> tuple[tuple[tuple[int, int], ...], bool]:
 
 
 def _meet(one: Ranges, other: Ranges) -> bool:
-    """Whether a character is in both."""
     return any(low <= end and start <= high for low, high in one for start, end in other)
 
 

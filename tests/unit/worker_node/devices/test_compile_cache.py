@@ -20,7 +20,7 @@ KEY = CacheKey(
     [
         ({"model": "n"}, True),
         ({"model_hash": "bb"}, True),
-        ({"device": "GPU"}, True),
+        ({"device": "GPU", "openvino": "2027.1"}, True),
         ({"lengths": (2048, 128)}, True),
         ({"openvino": "2027.1"}, False),
         ({"driver": None}, False),

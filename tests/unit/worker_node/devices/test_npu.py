@@ -21,50 +21,35 @@ from worker_node.devices.npu import (
 
 
 class Device:
-    """A counter and a clock that move only when told."""
+    """A counter and a clock that move only when told, and a meter of them."""
 
     def __init__(self):
         self.count = 0
         self.now = 0.0
-
-    def read(self):
-        return self.count
-
-    def ran(self, seconds):
-        pass
-
-    def clock(self):
-        return self.now
+        self.meter = BusyMeter(lambda: self.count, lambda _seconds: None, lambda: self.now)
+        self.meter.rest()
 
     def work(self, us, wall_us=None):
         self.count += us
         self.now += (us if wall_us is None else wall_us) / 1e6
 
-
-def meter(device):
-    made = BusyMeter(device.read, device.ran, device.clock)
-    made.rest()
-    return made
-
-
-def run(made, device, us, wall_us=None):
-    made.begin()
-    device.work(us, wall_us)
-    return made.end()
+    def run(self, us, wall_us=None):
+        self.meter.begin()
+        self.work(us, wall_us)
+        return self.meter.end()
 
 
 def test_movement_between_our_runs_means_that_others_use_the_device():
     device = Device()
-    made = meter(device)
-    run(made, device, 5_000)
+    device.run(5_000)
     device.work(TOLERANCE_US + 1)
-    assert run(made, device, 5_000) == Busy(5_000, shared=True)
-    assert run(made, device, 5_000) == Busy(5_000, shared=False)
+    assert device.run(5_000) == Busy(5_000, shared=True)
+    assert device.run(5_000) == Busy(5_000, shared=False)
 
 
 def test_sharing_seen_during_a_run_is_reported_at_once_and_kept():
     device = Device()
-    made = meter(device)
+    made = device.meter
     made.begin()
     device.work(5_000)
     assert made.so_far() == Busy(5_000, shared=False)
@@ -79,19 +64,19 @@ def test_sharing_seen_during_a_run_is_reported_at_once_and_kept():
 
 def test_a_counter_that_goes_backwards_or_vanishes_gives_no_number():
     device = Device()
-    made = meter(device)
-    assert run(made, device, -5, wall_us=10).us is None
-    made.begin()
+    assert device.run(-5, wall_us=10).us is None
+    device.meter.begin()
     device.count = None
-    assert made.end() == Busy(None)
-    assert run(made, Device(), 5) == Busy(None)
+    assert device.meter.end() == Busy(None)
+    device.meter.begin()
+    assert device.meter.end() == Busy(None)
 
 
 def test_the_stand_in_counts_the_time_of_runs_of_all_engines_and_ends_with_its_owner():
     device = Device()
     with stand_in_counter() as path:
         writers = [StandInWriter(path) for _ in range(2)]
-        made = [BusyMeter(writer.read, writer.ran, device.clock) for writer in writers]
+        made = [BusyMeter(writer.read, writer.ran, lambda: device.now) for writer in writers]
         for one in made:
             one.begin()
             device.now += 0.25

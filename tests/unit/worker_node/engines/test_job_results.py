@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.worker_node.manager.jumping import JumpingLoop
+from tests.unit.worker_node.manager.jumping import run_jumping
 from worker_node.core.errors import DeadlineExceeded
 from worker_node.engines import process
 from worker_node.engines.process import JobResults
@@ -36,5 +36,4 @@ def test_results_that_have_begun_go_on_until_they_must_end(monkeypatch, begins, 
                 await results.coming
         assert [(number, pytest.approx(at)) for number, at in seen] == ([] if cancelled is None else [(7, cancelled)])
 
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        runner.run(scenario())
+    run_jumping(scenario)

@@ -36,5 +36,19 @@ def run_jumping(scenario):
         return runner.run(scenario())
 
 
+def run_in(make, scenario):
+    """Run a scenario in the world that `make` gives, whose manager is stopped in the end and leaves no process."""
+
+    async def main():
+        world = make()
+        try:
+            await scenario(world)
+        finally:
+            await world.manager.stop()
+        assert not world.machine.memory, "a process was left behind"
+
+    run_jumping(main)
+
+
 def manager_over(models, machine, clock, budget=None):
     return ModelManager(models, ModelStore(), pytest.fail, {"host": budget}, clock=clock, measure=machine.measure)

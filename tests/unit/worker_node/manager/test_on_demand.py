@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.scripted_engines import scripted_model
-from tests.unit.worker_node.manager.jumping import JumpingLoop
+from tests.unit.worker_node.manager.jumping import run_jumping
 from worker_node.core.errors import DeadlineExceeded, ModelNotFound, Overloaded
 from worker_node.manager.manager import ModelManager
 from worker_node.models.store import ModelStore
@@ -58,15 +58,17 @@ def disk(tmp_path):
     disk.go.set()
 
 
-def simulate(scenario, disk, failed=()):
-    loop = JumpingLoop()
-    try:
-        manager = ModelManager(failed, disk.store, disk.build, clock=loop.time)
-        loop.run_until_complete(scenario(loop, manager))
-    finally:
-        disk.go.set()
-        loop.run_until_complete(manager.stop())
-        loop.close()
+def simulate(scenario, disk):
+    async def main():
+        loop = asyncio.get_running_loop()
+        manager = ModelManager((), disk.store, disk.build, clock=loop.time)
+        try:
+            await scenario(loop, manager)
+        finally:
+            disk.go.set()
+            await manager.stop()
+
+    run_jumping(main)
 
 
 async def begun(event):

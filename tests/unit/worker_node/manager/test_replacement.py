@@ -4,11 +4,12 @@ how a request is routed, waits or is refused is the real code."""
 import asyncio
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
-from tests.unit.worker_node.manager.jumping import manager_over, run_jumping
+from tests.unit.worker_node.manager.jumping import manager_over, run_in
 from worker_node.core.errors import ModelNotFound, NodeError
 from worker_node.core.types import Device, RequestContext
 from worker_node.engines.protocol import EngineState
@@ -26,8 +27,8 @@ def no_collections(monkeypatch):
 class World:
     """A node that serves `m` on the NPU and the CPU, and what a reload does: `change` replaces it by another form."""
 
-    def __init__(self, loop, *, budget=None, eager=False):
-        self.clock, self.eager = loop.time, eager
+    def __init__(self, *, budget=None, eager=False):
+        self.clock, self.eager = asyncio.get_running_loop().time, eager
         self.machine = Machine()
         self.forms = 0
         first = self.form()
@@ -75,18 +76,12 @@ class World:
 
 
 def run(scenario, **options):
-    async def main():
-        loop = asyncio.get_running_loop()
-        world = World(loop, **options)
+    async def loaded(world):
         await asyncio.sleep(30)  # what is loaded with the node
         await world.request(CPU, LONG_S)
-        try:
-            await scenario(world)
-        finally:
-            await world.manager.stop()
-        assert not world.machine.memory, "a process was left behind"
+        await scenario(world)
 
-    run_jumping(main)
+    run_in(partial(World, **options), loaded)
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["loaded on demand", "loaded with the node"])

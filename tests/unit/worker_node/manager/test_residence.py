@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
-from tests.unit.worker_node.manager.jumping import manager_over, run_jumping
+from tests.unit.worker_node.manager.jumping import manager_over, run_in
 from worker_node.core.errors import DeadlineExceeded, InsufficientMemory
 from worker_node.core.types import RequestContext
 from worker_node.engines.protocol import EngineState
@@ -18,10 +18,10 @@ MB = 10**6
 class Case:
     """Models by name, each with one engine on the CPU unless others are given."""
 
-    def __init__(self, loop, budget=None):
+    def __init__(self):
         self.machine = Machine()
-        self.clock = loop.time
-        self.budget = budget
+        self.clock = asyncio.get_running_loop().time
+        self.budget = None
         self.models = []
 
     def add(self, name, devices=("CPU",), *, pinned=False, idle_unload_s=None, **engine):
@@ -51,14 +51,7 @@ def state(model, index=0):
 
 def over_jumping_time(test):
     def run():
-        async def main():
-            case = Case(asyncio.get_running_loop())
-            try:
-                await test(case)
-            finally:
-                await case.manager.stop()
-
-        run_jumping(main)
+        run_in(Case, test)
 
     run.__name__ = test.__name__
     return run

@@ -3,11 +3,12 @@
 import asyncio
 import math
 import random
+from functools import partial
 
 import pytest
 
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
-from tests.unit.worker_node.manager.jumping import manager_over, run_jumping
+from tests.unit.worker_node.manager.jumping import manager_over, run_in
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.served import FailedModel
@@ -44,8 +45,8 @@ class Node:
 class World:
     """A node's manager and reloader over a settings file that the test writes."""
 
-    def __init__(self, loop, file, budget=None):
-        self.clock, self.file = loop.time, file
+    def __init__(self, file, budget):
+        self.clock, self.file = asyncio.get_running_loop().time, file
         self.machine = Machine()
         self.broken_models = set()
         self.write({"always": {}})
@@ -93,16 +94,11 @@ def at_once(monkeypatch):
 
 
 def run(tmp_path, scenario, budget=None):
-    async def main():
-        world = World(asyncio.get_running_loop(), tmp_path / "node.toml", budget)
-        try:
-            await asyncio.sleep(5)
-            await scenario(world)
-        finally:
-            await world.manager.stop()
-        assert not world.machine.memory, "a process was left behind"
+    async def loaded(world):
+        await asyncio.sleep(5)
+        await scenario(world)
 
-    run_jumping(main)
+    run_in(partial(World, tmp_path / "node.toml", budget), loaded)
 
 
 @pytest.mark.parametrize("budget", [None, 250, 110], ids=["much memory", "for two", "for one"])

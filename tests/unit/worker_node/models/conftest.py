@@ -52,7 +52,7 @@ def add_hyperparameters(writer, hidden):
     writer.add_file_type(3)
 
 
-def add_tokenizer(writer, chat_template, kind):
+def add_tokenizer(writer, kind):
     """A byte-level tokenizer with two merges; returns the size of its vocabulary."""
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_tokens(), "he", "ll"]
     tokens += [f"<unused{i}>" for i in range(-len(tokens) % 32)]
@@ -65,8 +65,7 @@ def add_tokenizer(writer, chat_template, kind):
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(2)
-    if chat_template:
-        writer.add_chat_template(chat_template)
+    writer.add_chat_template(CHATML)
     return len(tokens)
 
 
@@ -105,9 +104,7 @@ def make_gguf(tmp_path_factory):
     def make(
         name="tiny.gguf",
         *,
-        seed=0,
         architecture="llama",
-        chat_template=CHATML,
         quantization=gguf.GGMLQuantizationType.Q4_1,
         stored_twice=False,
         extra=(),
@@ -120,12 +117,12 @@ def make_gguf(tmp_path_factory):
         path = tmp_path_factory.mktemp("gguf") / name
         writer = gguf.GGUFWriter(path, architecture)
         add_hyperparameters(writer, hidden)
-        vocabulary = add_tokenizer(writer, chat_template, tokenizer)
+        vocabulary = add_tokenizer(writer, tokenizer)
         if scaling is not None:
             writer.add_rope_scaling_type(scaling)
         if window is not None:
             writer.add_sliding_window(window)
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(0)
 
         def add(tensor, values, kind):
             try:

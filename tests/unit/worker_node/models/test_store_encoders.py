@@ -158,10 +158,11 @@ def test_a_removed_model_is_gone_and_what_is_not_installed_says_how_to_get_it(st
     store.remove("mine")
     assert store.installed() == []
     assert {path.name for path in store_root.iterdir()} == {".locks"}
-    with pytest.raises(ModelNotFound):
-        store.remove("mine")
+    for lost in (store.get, store.remove):
+        with pytest.raises(ModelNotFound):
+            lost("mine")
     with pytest.raises(ModelNotFound, match="models here: none"):
-        store.get("zzz")
+        store.get("nothing")
     with pytest.raises(ModelNotFound, match="npu-node pull all-minilm-l6-v2"):
         store.get("all-minilm")
 

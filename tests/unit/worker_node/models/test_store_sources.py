@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.support.cross_encoders import write_tiny
-from tests.support.published import WHISPER, install
+from tests.support.published import WHISPER, files_of, install
 from tests.support.scripted_hub import COMMIT, Repository
 from worker_node.core.errors import ConfigurationError, ConversionFailed, SourceRejected
 from worker_node.core.types import ModelKind
@@ -14,16 +14,6 @@ from worker_node.models.store import ModelStore, open_directory, sweep
 
 # Each conversion is a process of its own.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_process")]
-
-
-def files_of(directory):
-    return {
-        str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()
-    }
-
-
-def hidden(root):
-    return {path.name for path in root.iterdir() if path.name.startswith(".") and any(path.iterdir())} - {".locks"}
 
 
 def test_an_encoder_of_a_hub_is_built_and_found_by_its_repository(hub, store_root, make_bert):
@@ -35,7 +25,7 @@ def test_an_encoder_of_a_hub_is_built_and_found_by_its_repository(hub, store_roo
     assert model.aliases == ("maker/tiny",)
     for name in ("tiny", "Maker/Tiny", "hf.co/maker/tiny", "https://huggingface.co/Maker/Tiny"):
         assert store.get(name) == model
-    assert hidden(store_root) == set()
+    assert not [path for path in store_root.glob(".*") if path.name != ".locks" and any(path.iterdir())]
     hub.asked.clear()
     assert store.pull("maker/tiny") == model
     assert hub.asked == [], "what is installed is not asked for again"

@@ -34,15 +34,8 @@ def pairs(directory):
     return RowTokenizer(directory, LIMIT)
 
 
-async def test_a_pair_has_the_templates_tokens_and_the_place_where_the_document_begins(pairs, directory):
-    [pair] = await pairs.encode_pairs("a b", ["c d e"], truncate=False)
-    known = Tokenizer.from_file(str(directory / "tokenizer.json")).encode("a b", "c d e")
-    assert pair.ids == known.ids
-    assert [int(place >= pair.query) for place in range(len(pair.ids))] == known.type_ids
-
-
 @given(query=st.lists(st.sampled_from("abc"), max_size=12), document=st.lists(st.sampled_from("xyz"), max_size=30))
-def test_documents_are_cut_as_only_second_does(directory, query, document):
+def test_pairs_have_the_templates_tokens_and_documents_are_cut_as_only_second_does(directory, query, document):
     query, document = " ".join(query), " ".join(document)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.enable_truncation(LIMIT, strategy="only_second")
