@@ -95,6 +95,9 @@ async def edge():
             # The first requests wait for the model; the second is warm.
             assert await post(path) == 200
             await post(path)
+        # The next decision on what is loaded finds that nobody waits.
+        await asyncio.sleep(2.5)
+        for path in requests:
             walks = []
             for _ in range(WALKS):
                 await asyncio.sleep(0.5)

@@ -41,11 +41,8 @@ def make_app(node: Node) -> web.Application:
     if node.settings.npu_proxy_names:
         app.on_response_prepare.append(name_as_npu_proxy)
 
-    async def close_manager(_app: web.Application) -> None:
-        await node.manager.close()
-
     # Before the connections are closed: a reply with the progress of a pull ends with it.
-    app.on_shutdown.append(close_manager)
+    app.on_shutdown.append(lambda _app: node.manager.close())
     app[dashboard.DASHBOARD] = shown = dashboard.Dashboard(node)
     app.cleanup_ctx.append(shown.running)
     node.telemetry.registry.register(metrics.NodeCollector(node))

@@ -61,12 +61,10 @@ class Node:
 
     @property
     def manager(self) -> ModelManager:
-        """The models."""
         return self.services.manager
 
     @property
     def telemetry(self) -> Telemetry:
-        """The metrics."""
         return self.services.telemetry
 
 

@@ -52,7 +52,6 @@ async def job_service(settings: BoundedSettings) -> AsyncIterator[JobService]:
 
 
 def _profile(settings: BoundedSettings, *, examined: bool) -> tuple[Profile, Callable[[Node], JobService]]:
-    """The profile, and the service of a node that has it."""
     choice = choose_model(settings.model, ModelStore(), settings.weights.split(","))
     lock = DeviceLock(settings.lock, settings.lock_wait_s)
     log.info("the model is %s (%s)", choice.path, choice.why)

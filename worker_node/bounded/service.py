@@ -99,7 +99,6 @@ class JobService:
 
     @property
     def loaded(self) -> bool:
-        """Whether the next job finds the model loaded."""
         return bool(self._services.manager.models) and self._placement.state is EngineState.READY
 
     @property
@@ -115,7 +114,6 @@ class JobService:
 
     @property
     def engine(self) -> EngineStatus:
-        """The engine that holds the NPU for us."""
         return self._placement.engine.status
 
     def label(self) -> dict[str, bool]:

@@ -360,7 +360,6 @@ class Certification:
     # -- The device ---------------------------------------------------------------------------------------------------
 
     def _work(self) -> Json:
-        """The reply to one ordinary request of the model's kind."""
         if self._kind == "transcription":
             return self.node.transcribe(inputs.recordings()[0])
         message = [{"role": "user", "content": "Say yes."}]
@@ -504,7 +503,6 @@ CHECKS = frozenset(
 
 
 def _result(name: str, check: Callable[[], Found], facts: tuple[int, ...]) -> CheckResult:
-    """What came of a check."""
     status: Literal["passed", "failed", "skipped"]
     try:
         status, (detail, values) = "passed", check()

@@ -108,7 +108,6 @@ def _wav(samples: npt.NDArray[np.int16]) -> bytes:
 
 
 def images() -> tuple[str, ...]:
-    """Images of one colour each, red, green and blue (PNG), as data URLs."""
     return tuple(f"data:image/png;base64,{base64.b64encode(_png(colour)).decode()}" for colour in _COLOURS)
 
 

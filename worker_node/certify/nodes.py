@@ -99,7 +99,6 @@ class RunningNode:
         self._start()
 
     def close(self) -> None:
-        """End the process and its engines."""
         self.http.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -185,7 +184,6 @@ class RunningNode:
         return message
 
     def vector(self, text: str) -> npt.NDArray[np.float32]:
-        """The text's vector, shape (d,)."""
         body = {"input": [text], "encoding_format": "base64"}
         return np.frombuffer(base64.b64decode(self.post("/v1/embeddings", body)["data"][0]["embedding"]), "<f4")
 
@@ -194,7 +192,6 @@ class RunningNode:
         return [row["relevance_score"] for row in sorted(rows, key=lambda row: row["index"])]
 
     def transcript(self, recording: bytes) -> str:
-        """What is said in a recording (WAV)."""
         return str(self.transcribe(recording)["text"])
 
     def transcribe(self, recording: bytes) -> Json:

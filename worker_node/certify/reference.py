@@ -65,7 +65,6 @@ class Reference:
         self._process: subprocess.Popen[str] | None = None
 
     def close(self) -> None:
-        """End the processes that were started here."""
         if self._node is not None:
             self._node.close()
         if self._process is not None:
@@ -83,7 +82,6 @@ class Reference:
         return f"stored, and this CPU for {len(made_here)} of {len(self._asked)} answers"
 
     def continuation(self, prompt: list[int]) -> Continuation:
-        """How the CPU continues the prompt, token by token."""
         return self._answer(["continuation", prompt], lambda: self._continue(prompt), Continuation)
 
     def vector(self, text: str) -> npt.NDArray[np.float32]:

@@ -96,9 +96,7 @@ def add_passports(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _settings(args: argparse.Namespace) -> NodeSettings:
-    # A service's keys may be closed to this user, and no node is made reachable here.
-    source = settings_source(args)
-    return replace(source, flags={**source.flags, "allow_unauthenticated": True, "api_keys_file": None}).read()
+    return settings_source(args).read_without_keys()
 
 
 def _certify(args: argparse.Namespace) -> int:

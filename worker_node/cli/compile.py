@@ -19,7 +19,6 @@ _FACTS = ("model_sha256", "device", "architecture", "driver", "compiler", "openv
 
 
 def add_compile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command and its flags."""
     parser = commands.add_parser(
         "compile",
         help="compile a model for the NPU ahead of time",
@@ -39,7 +38,6 @@ def add_compile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _compile(args: argparse.Namespace) -> int:
-    """Compile, examine and write; print the record."""
     from worker_node.cli.output import print_json
     from worker_node.cli.serve import settings_source
     from worker_node.serving.compiling import compile_ahead

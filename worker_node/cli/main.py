@@ -117,7 +117,6 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _discard_output() -> None:
-    """Send what is still buffered to /dev/null at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """`npu-node list`, `ps`, `show`, `stop` and `rm`."""
     declared = (
         (
             "list",

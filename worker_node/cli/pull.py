@@ -33,8 +33,6 @@ _VERDICTS = {True: "suitable", False: "not suitable", None: "not known"}
 
 
 def add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """`npu-node pull NAME…`."""
-
     parser = commands.add_parser(
         "pull",
         help="download, verify and convert models",

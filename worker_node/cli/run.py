@@ -145,7 +145,6 @@ class Chat:
 
 
 def _report(line: dict[str, Any]) -> None:
-    """What the node says of an answer when it ends."""
     seconds = line.get("eval_duration", 0) / 1e9
     device = f"{line['device']}: " if line.get("device") else ""
     speed = f", {line['eval_count'] / seconds:.1f} tokens/s" if seconds else ""

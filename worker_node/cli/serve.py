@@ -8,7 +8,6 @@ import gc
 import logging
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +106,6 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def settings_source(args: argparse.Namespace) -> SettingsSource:
-    """Where the settings are read, now and at every reload."""
     from worker_node.settings import SettingsSource
     from worker_node.settings.reading import find_file
 
@@ -125,9 +123,7 @@ def node_store(args: argparse.Namespace) -> ModelStore:
     given = getattr(args, "model_store", None)
     if given or os.environ.get(STORE_VARIABLE) or source.config is None:
         return ModelStore(given)
-    # A service's keys are closed to others, or in the environment of its unit.
-    without_keys = {"allow_unauthenticated": True, "api_keys_file": None}
-    settings = replace(source, flags={**source.flags, **without_keys}).read()
+    settings = source.read_without_keys()
     unit = source.config == reading.SYSTEM_FILE and "model_store" not in settings.model_fields_set
     return ModelStore(
         reading.SYSTEM_STORE if unit and os.access(reading.SYSTEM_STORE, os.R_OK) else settings.model_store

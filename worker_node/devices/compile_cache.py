@@ -34,7 +34,6 @@ class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """16 hex digits that differ when any part does."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
     def outdates(self, other: CacheKey) -> bool:

@@ -51,7 +51,6 @@ def own_memory(pid: int) -> int | None:
 
 
 def available_memory() -> int:
-    """What the machine, or our control group, has left."""
     return machine_memory().available
 
 

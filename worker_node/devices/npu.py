@@ -102,7 +102,6 @@ def version_in(version: str, wanted: str) -> bool:
 
 
 def read_counter(path: Path) -> Reading:
-    """Read one counter file."""
     try:
         return Reading(int(path.read_bytes()))
     except FileNotFoundError:
@@ -260,7 +259,6 @@ class BusyMeter:
         self._rest = self.read()
 
     def begin(self) -> None:
-        """Start a measurement immediately before a run."""
         self._before = self.read()
         self._shared = (
             self._before is not None and self._rest is not None and abs(self._before - self._rest) > TOLERANCE_US

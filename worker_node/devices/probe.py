@@ -77,7 +77,6 @@ async def probe() -> Probe:
 
 
 def list_devices() -> Probe:
-    """List the devices in this process."""
     import openvino as ov  # noqa: PLC0415  (only the probe's own process may load it here)
 
     core = ov.Core()

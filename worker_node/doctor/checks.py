@@ -89,7 +89,6 @@ class ExaminedMachine:
         return versions
 
     def kernel_release(self) -> str:
-        """As `uname -r` says."""
         return self.read("proc/sys/kernel/osrelease") or ""
 
     def user(self) -> str:
@@ -254,7 +253,6 @@ def _driver(machine: ExaminedMachine, address: str) -> Finding:
 
 
 def _log(machine: ExaminedMachine) -> Iterator[Finding]:
-    """What the kernel's log holds against the device."""
     log = machine.kernel_log
     if log is None:
         fix = "sudo dmesg | grep -i -e vpu -e npu"

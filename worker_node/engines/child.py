@@ -64,7 +64,6 @@ class Loop:
         self._announced = False
 
     def run(self) -> None:
-        """Serve until the edge process goes away (EdgeGone)."""
         waiting_for = [self._channel.fileno()]
         if self._runner.wake_fd is not None:
             waiting_for.append(self._runner.wake_fd)

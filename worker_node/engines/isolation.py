@@ -77,7 +77,6 @@ class Suspects:
         return known and self._deaths_without_answer <= _DEATHS_WITHOUT_ANSWER
 
     def clear(self) -> None:
-        """Forget all: the engine itself is to blame."""
         self._suspects.clear()
         self._deaths_without_answer = 0
 
@@ -113,15 +112,19 @@ class Isolation:
         self._unshared.set()
 
     @asynccontextmanager
-    async def use(self, deadline: float, *, exclusive: bool = False) -> AsyncIterator[None]:
-        """Use the engine within the block; `deadline` is monotonic. Entering raises DeadlineExceeded."""
-        if exclusive or self._turn.locked():
+    async def use(self, deadline: float, *, exclusive: bool = False) -> AsyncIterator[bool]:
+        """Use the engine within the block; `deadline` is monotonic. Entering raises DeadlineExceeded.
+
+        Gives whether the use may have waited for others.
+        """
+        waits = exclusive or self._turn.locked()
+        if waits:
             await self._wait(deadline, exclusive=exclusive)
         if not exclusive:
             self._shared += 1
             self._unshared.clear()
         try:
-            yield
+            yield waits
         finally:
             if exclusive:
                 self._turn.release()

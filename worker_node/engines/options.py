@@ -104,18 +104,15 @@ def declare(owner: type[O]) -> type[O]:
 
 
 def declarations() -> tuple[type[Options], ...]:
-    """All declarations of all tasks."""
     import_options()
     return tuple(_DECLARED)
 
 
 def options_of(owner: type[Options]) -> Mapping[str, Declared]:
-    """The options of a declared class by name."""
     return _DECLARED[owner]
 
 
 def engines() -> tuple[type[EngineOptions], ...]:
-    """The declarations of engines."""
     return tuple(owner for owner in declarations() if issubclass(owner, EngineOptions))
 
 
@@ -148,5 +145,4 @@ class BlobOptions(NpuOptions):
     export_blobs: str | None = None
 
     def compiled_in(self) -> dict[str, Any]:
-        """The options that a blob depends on."""
         return {name: value for name, value in asdict(self).items() if name not in _NOT_COMPILED_IN}

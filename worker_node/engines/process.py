@@ -159,7 +159,6 @@ class EngineProcess(asyncio.Protocol):
 
     @property
     def in_flight(self) -> int:
-        """How many jobs the engine holds."""
         return len(self._jobs)
 
     async def load(self) -> Loaded:
@@ -245,11 +244,9 @@ class EngineProcess(asyncio.Protocol):
         await self.reap()
 
     async def wait_closed(self) -> Death:
-        """Wait for the end of the process and return why it ended."""
         return await asyncio.shield(self._closed)
 
     async def reap(self) -> None:
-        """Wait until the process is gone: it has ended or is ending now."""
         if self._process is None:
             return
         if self._transport is not None:
@@ -443,7 +440,6 @@ class JobResults(Generic[R]):
             self.coming.exception()  # its reader may have left
 
     async def aclose(self) -> None:
-        """Cancel the job if it has not ended."""
         self._timer.cancel()
         self._process.cancel(self._job.id)
 

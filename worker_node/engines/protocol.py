@@ -124,7 +124,6 @@ class OutcomeBatch(Outcome, frozen=True):
 
 
 def results_of(outcome: Outcome) -> Results:
-    """Return the event that delivers `outcome`."""
     return Results([Result(part.id, msgspec.Raw(_encoder.encode(part)), part.last) for part in outcome.parts()])
 
 
@@ -359,6 +358,11 @@ class EngineStatus:
     stale: bool = False
     recycles: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def returns(self) -> bool:
+        """Whether the engine served and is started again after a pause."""
+        return self.loaded is not None and self.state is EngineState.BACKING_OFF
 
 
 class ResultStream(Protocol[R_co]):

@@ -32,13 +32,11 @@ class CorruptFrame(Exception):
 
 
 def encode(message: Command | Event | EngineSpec) -> bytes:
-    """Return the frame that carries `message`."""
     body = _encoder.encode(message)
     return LENGTH.pack(len(body)) + body
 
 
 def submission(job: Job) -> bytes:
-    """Return the frame that hands over `job`."""
     return encode(Submit(job.id, msgspec.Raw(_encoder.encode(job))))
 
 
@@ -92,7 +90,6 @@ class ChildChannel:
         self._unsent = b""
 
     def fileno(self) -> int:
-        """The descriptor to wait on for commands."""
         return self._sock.fileno()
 
     def send(self, event: Event, *, later: bool = False) -> None:

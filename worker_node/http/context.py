@@ -44,7 +44,6 @@ class Ignored:
     more: int = 0
 
     def add(self, path: str) -> None:
-        """Record that a field was ignored."""
         name = _NO_TOKEN.sub("_", path)[:_NAME_LENGTH]
         if name in self.names:
             return

@@ -15,7 +15,6 @@ from worker_node.core.errors import ContextLengthExceeded, NodeError, Overloaded
 
 
 def json_response(data: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """A reply with `data` as JSON."""
     return web.Response(
         body=orjson.dumps(data), status=status, content_type="application/json", charset="utf-8", headers=headers
     )
@@ -119,7 +118,6 @@ Renderer = Callable[[NodeError], web.Response]
 
 
 def describe(error: NodeError) -> dict[str, str | None]:
-    """The four fields of an error."""
     return {"message": error.message, "type": error.type, "code": error.code, "param": error.param}
 
 

@@ -64,7 +64,6 @@ class TaskApi:
 
 
 def task_apis() -> Iterator[TaskApi]:
-    """The HTTP side of every task that has one."""
     for task in tasks().values():
         if task.api is not None:
             yield cast("TaskApi", load(task.api))

@@ -97,12 +97,10 @@ class ModelManager:
 
     @property
     def models(self) -> tuple[ServedModel, ...]:
-        """The served models, loaded or not."""
         return self.names.models
 
     @property
     def failed(self) -> list[FailedModel]:
-        """The models of the settings that cannot be served, as it is."""
         return self.names.failed
 
     # Finding models
@@ -220,11 +218,6 @@ class ModelManager:
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(normalise_name(name), asyncio.Lock())
 
-    def _look_again(self) -> None:
-        """Files have changed: the next request looks for its model again, also for one that failed."""
-        self._rebuilt_at.clear()
-        self._lookups.clear()
-
     # Loading and unloading
 
     async def load(self, model: ServedModel, deadline: float) -> float:
@@ -278,14 +271,12 @@ class ModelManager:
         self._reconciler.poke()
 
     def set_budget(self, pool: str, size: int | None) -> None:
-        """Change the budget: idle models are unloaded if it is exceeded."""
         self._reconciler.budgets[pool] = size
         self._reconciler.poke()
 
     # Adding and removing
 
     def add(self, model: ServedModel) -> None:
-        """Serve one more model."""
         self._reconciler.add(model)
 
     async def pull_spec(self, name: str, deadline: float) -> PullSpec:
@@ -314,7 +305,9 @@ class ModelManager:
             # Its caller may answer nobody any more.
             log.warning("the pull of %s failed: %s", spec.name, error.message)
             raise
-        self._look_again()
+        # The next request looks for its model again, also for one that failed.
+        self._rebuilt_at.clear()
+        self._lookups.clear()
         for failed in [model for model in self.failed if model.answers_to(spec.model_id)]:
             with contextlib.suppress(NodeError):
                 await self.resolve(failed.name, math.inf)
@@ -358,7 +351,8 @@ class ModelManager:
                 reason = "its files have changed, and could not be read again"
                 self.failed.append(replace(model.if_failed, reason=reason))
             self.replacement.retire(model)
-            self._look_again()
+            self._rebuilt_at.clear()
+            self._lookups.clear()
             with contextlib.suppress(NodeError):
                 await self.resolve(model.id, math.inf)
 
@@ -367,7 +361,6 @@ class ModelManager:
         await self._pulls.close()
 
     async def stop(self) -> None:
-        """End all engines."""
         if self._renewing is not None:
             self._renewing.cancel()
         # Threads end with the call that they are in.

@@ -188,18 +188,17 @@ class Placement:
         """Wait until the engine is ready, or known not to be soon. Raises DeadlineExceeded, InsufficientMemory."""
         with self.awaited():
             self.raise_refusal()
-            while self.state is EngineState.STARTING or self._returns:
+            # One that served is started again after a pause.
+            while self.state is EngineState.STARTING or self.engine.status.returns:
                 if not await first_change([self], deadline):
                     raise DeadlineExceeded("the deadline passed while the model was being loaded")
                 self.raise_refusal()
 
     def raise_refusal(self) -> None:
-        """Raise InsufficientMemory if the last load request was refused."""
         if self.refusal is not None:
             raise InsufficientMemory(self.refusal)
 
     def changed(self) -> None:
-        """Wake all callers of `change`."""
         event, self._changed = self._changed, asyncio.Event()
         event.set()
 
@@ -226,13 +225,7 @@ class Placement:
             return max(0.5, self.loading_since + load_s - self.clock())
         if status.state.loadable:
             return load_s
-        return (status.retry_after or 0.0) + load_s if self._returns else None
-
-    @property
-    def _returns(self) -> bool:
-        """Whether it served and is started again after a pause."""
-        status = self.engine.status
-        return status.loaded is not None and status.state is EngineState.BACKING_OFF
+        return (status.retry_after or 0.0) + load_s if status.returns else None
 
 
 async def first_change(placements: Sequence[Placement], until: float = math.inf) -> bool:

@@ -56,7 +56,6 @@ class Unit:
 
     @property
     def evictable(self) -> bool:
-        """Whether it may be unloaded to make room."""
         return self.state is UnitState.READY and not self.busy and not self.pinned and self.wanted_since is None
 
 
@@ -107,7 +106,6 @@ def decide(units: Sequence[Unit], budgets: Mapping[str, int | None], now: float)
 
 
 def _wanted(units: Iterable[Unit]) -> list[Unit]:
-    """The units to load, in the order in which they were asked for."""
     wanted = [(u.wanted_since, index, u) for index, u in enumerate(units) if u.state is UnitState.UNLOADED]
     return [unit for since, _, unit in sorted((w for w in wanted if w[0] is not None), key=lambda w: (w[0], w[1]))]
 

@@ -98,7 +98,6 @@ class Reconciler:
         self.poke()
 
     def release(self, model: ServedModel) -> None:
-        """Stop managing a model."""
         for placement in model.placements:
             placement.on_change = placement.request = None
             placement.changed()
@@ -262,7 +261,6 @@ def _text(
 
 
 def _hold(unit: Unit, *, leaving: bool) -> str:
-    """Why the unit holds memory."""
     if unit.state is UnitState.UNLOADING or leaving:
         return "leaving"
     if unit.state in {UnitState.LOADING, UnitState.UNLOADED}:

@@ -66,7 +66,6 @@ class Activity:
         return None if self.running else self._since
 
     async def idle(self) -> None:
-        """Wait until no request runs."""
         await self._idle.wait()
 
 
@@ -99,7 +98,6 @@ class ServedModel:
 
     @property
     def id(self) -> str:
-        """The model's name in replies."""
         return self.installed.id
 
     @property
@@ -191,7 +189,6 @@ class FailedModel:
     excluded: Sequence[ExcludedPlacement] = ()
 
     def answers_to(self, name: str) -> bool:
-        """Whether a request with that name means this model."""
         return normalise_name(name) in {normalise_name(known) for known in (self.name, *self.aliases)}
 
 
@@ -220,7 +217,6 @@ class Names:
         self._by_source = dict(reversed(sources))
 
     def drop(self, model: ServedModel) -> None:
-        """Stop serving a model: requests find it no longer."""
         self.serve(other for other in self.models if other is not model)
 
     def arrange(self, ids: Sequence[str]) -> None:
@@ -229,11 +225,9 @@ class Names:
         self.serve(self.models)
 
     def configured(self, model: ServedModel) -> bool:
-        """Whether the settings name the model."""
         return normalise_name(model.id) in self._places
 
     def drop_failed(self, name: str) -> None:
-        """Forget a configured model that could not be served."""
         self.failed = [failed for failed in self.failed if failed.name != name]
 
     def aliases(self, model: ServedModel) -> list[str]:

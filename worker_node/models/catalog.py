@@ -169,7 +169,6 @@ class Catalog:
             raise ConfigurationError(f"catalog.toml: {error}") from error
 
     def find(self, name: str) -> CatalogEntry | None:
-        """The model of that id or alias, however it is spelled."""
         wanted = normalise_name(name)
         for entry in self.entries:
             if wanted in {normalise_name(known) for known in (entry.id, *entry.aliases)}:

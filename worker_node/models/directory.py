@@ -67,7 +67,6 @@ _T = TypeVar("_T")
 
 
 def write_canary(directory: Path, canary: object) -> None:
-    """Store an examination beside the model that it was made from."""
     (directory / CANARY_FILE).write_bytes(msgspec.json.encode(canary))
 
 
@@ -85,7 +84,6 @@ def read_json(path: Path, kind: type[_T], remedy: str = "") -> _T:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """As `read_json`, of any object."""
     return read_json(path, dict[str, Any])
 
 
@@ -164,11 +162,9 @@ class InstalledModel:
 
     @property
     def size(self) -> int:
-        """Bytes on disk."""
         return sum(self.files.values())
 
     def describe(self) -> dict[str, Any]:
-        """What lists of models say of it."""
         return {
             "id": self.id,
             "source": self.source,

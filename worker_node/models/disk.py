@@ -63,5 +63,4 @@ def storage_problem(error: OSError) -> str | None:
 
 
 def in_gigabytes(size: int) -> str:
-    """A size in bytes as people read it."""
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

@@ -33,7 +33,6 @@ _MAX_REASON = 500
 
 
 def file_sha256(path: Path) -> str:
-    """The sha256 of a file, in hex."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

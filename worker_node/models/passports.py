@@ -138,12 +138,10 @@ class Passport(_Part):
 
     @property
     def made_at(self) -> datetime:
-        """When it was made."""
         return datetime.fromisoformat(self.made)
 
     @property
     def identity(self) -> Identity:
-        """What it holds for."""
         return Identity(**{name: getattr(self, name) for name in Identity.__dataclass_fields__})
 
     @property
@@ -153,7 +151,6 @@ class Passport(_Part):
         return f"{model}.{self.device}{'-emulated' if self.emulated else ''}.json"
 
     def signed(self, key: Ed25519PrivateKey) -> Passport:
-        """The passport with the signature of a key."""
         signature = Signature(key=_public(key.public_key()), value=key.sign(self._content()).hex())
         return self.model_copy(update={"signature": signature})
 
@@ -328,7 +325,6 @@ class PassportStore:
 
 
 def now() -> str:
-    """The time, as passports have it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -192,7 +192,6 @@ def safetensors_of(names: Collection[str]) -> list[str]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """As `safetensors_of`, of a local directory."""
     return [directory / name for name in safetensors_of([path.name for path in directory.iterdir()])]
 
 

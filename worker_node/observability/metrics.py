@@ -166,7 +166,6 @@ class Telemetry:
             self.npu_busy.labels(route.model, str(route.emulated).lower(), exclusive).inc(max(0, busy.us) / 1e6)
 
     def responded(self, route: str, status: int | str) -> None:
-        """Count an HTTP request by its route, as it was declared, and its status."""
         self.http_requests.labels(route, str(status)).inc()
 
     def failed(self, route: str, error: NodeError) -> None:

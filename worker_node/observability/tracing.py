@@ -73,11 +73,6 @@ def open_tracing(*, enabled: bool) -> Tracing:
     return Tracing(provider.get_tracer("worker_node", __version__), flush)
 
 
-def _wall_offset() -> int:
-    """What `time.monotonic_ns()` lacks to nanoseconds since the epoch, which spans are dated by."""
-    return time.time_ns() - time.monotonic_ns()
-
-
 class Tracing:
     """The tracing of a node; off without a tracer. `flush` is called, in a thread, when the node ends."""
 
@@ -85,7 +80,8 @@ class Tracing:
         self.enabled = tracer is not None
         self._tracer = NoOpTracer() if tracer is None else tracer
         self._flush = flush
-        self._offset = _wall_offset()
+        # What `time.monotonic_ns()` lacks to nanoseconds since the epoch, which spans are dated by.
+        self._offset = time.time_ns() - time.monotonic_ns()
 
     @contextmanager
     def request(
@@ -96,7 +92,7 @@ class Tracing:
         The route is its pattern, not the path that was asked for.
         """
         # The wall clock may have been set, and a laptop that sleeps stops the monotonic one.
-        self._offset = _wall_offset()
+        self._offset = time.time_ns() - time.monotonic_ns()
         span = self._tracer.start_span(
             f"{method} {route}",
             _PROPAGATOR.extract(headers),

@@ -84,7 +84,6 @@ def run(call: Call) -> Reply:
 
 
 def main(link: int, parent: int, memory_bytes: int, modules: Sequence[str]) -> None:
-    """Serve calls until the edge process goes away."""
     sock = link_to_parent(link, parent)
     # The edge process decides when this one ends; a Ctrl-C in its terminal reaches us too and must not.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -79,11 +79,9 @@ class Machine:
         return tuple(device for device in wanted if self.emulates(device) or self.probe.find(device) is not None)
 
     def emulates(self, device: Device) -> bool:
-        """Whether the device is an emulated NPU."""
         return self.npu.emulated and device is Device.NPU
 
     def target(self, installed: InstalledModel, wanted: ModelSettings, device: Device) -> Target:
-        """The model on one of the devices."""
         memory = self.settings.memory_budget or machine_memory().total
         return Target(installed, wanted, device, self.emulates(device), memory)
 
@@ -447,7 +445,6 @@ def _own_memory(probe: Probe, device: Device) -> int | None:
 
 
 def passport_store(settings: NodeSettings) -> PassportStore:
-    """That of the settings."""
     directory = settings.passports or settings.model_store.expanduser().parent / "passports"
     return PassportStore(directory, settings.trusted_keys)
 
@@ -482,7 +479,6 @@ def identity_of(
 def standing_of(
     installed: InstalledModel, wanted: ModelSettings, device: Device, probe: Probe, settings: NodeSettings
 ) -> Standing:
-    """What the passports say of the model on the device."""
     store = passport_store(settings)
     found = store.of(installed.id, device.value)
     if not found:

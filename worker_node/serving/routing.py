@@ -75,7 +75,6 @@ class PlacementStatus:
 
     @classmethod
     def of(cls, placement: Placement) -> PlacementStatus:
-        """The placement as it is now."""
         if placement.engine.ready:
             return cls(placement.device, placement.prompt_limit, placement.total_limit, lacks=placement.lacks)
         status, ready_in = placement.engine.status, placement.ready_in()
@@ -127,7 +126,6 @@ class Demand:
         return cls(model.installed.id, model.placements, longest, total, require=context.require_device)
 
     def suits(self, status: PlacementStatus) -> bool:
-        """Whether the placement could run it if its engine were up."""
         return self.require in {None, status.device} and not status.lacks & self.needs and status.holds(self)
 
 

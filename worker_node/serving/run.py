@@ -189,8 +189,9 @@ class Execution:
             try:
                 self._refuse(key)
                 suspected = bool(suspects) and key() in suspects
-                async with placement.isolation.use(self._context.deadline, exclusive=suspected):
-                    self._refuse(key)  # another of its kind may have had its turn before
+                async with placement.isolation.use(self._context.deadline, exclusive=suspected) as waited:
+                    if waited:
+                        self._refuse(key)  # another of its kind may have had its turn before
                     recoveries = engine.recoveries
                     async with aclosing(engine.run(job, result)) as results:
                         yield results

@@ -175,7 +175,6 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
     _origin: str = PrivateAttr(default="")
 
     def of(self, owner: type[O]) -> O:
-        """The options of a declaration; what is left open has its default."""
         return owner(**{name: value for name, value in self.options.items() if name in options_of(owner)})
 
     def error(self, key: str, message: str) -> ConfigurationError:
@@ -184,7 +183,6 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
         return ConfigurationError(f"{place}model {self.name}: {message}")
 
     def note_origin(self, origin: str) -> None:
-        """Note the file and table that the settings come from, for errors."""
         self._origin = origin
 
     def __eq__(self, other: object) -> bool:

@@ -21,9 +21,9 @@ from worker_node.models.catalog import Catalog, normalise_name
 from worker_node.models.store import default_store_root
 from worker_node.settings.model import ModelSettings, custom_error
 
-# A name or an address, `*.example` for all names below one, or `*` for all.
 # At least as hard to guess as 16 random letters, and the same in every header, file and shell.
 _KEY = re.compile(r"[!-~]{16,}")
+# A name or an address, `*.example` for all names below one, or `*` for all.
 _HOST_NAME = re.compile(r"\*|(?:\*\.)?[A-Za-z0-9_-][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+")
 # Scheme, host and port as browsers send them; the port may be any.
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:\[[0-9A-Fa-f:.]+\]|[^/?#\s*:\[\]]+)(?::(?:[0-9]{1,5}|\*))?")
@@ -289,11 +289,9 @@ class NodeSettings(BaseSettings):
 
     @property
     def from_file(self) -> bool:
-        """Whether a file gave any of these settings."""
         return self._from_file
 
     def note_file(self, *, given: bool) -> None:
-        """Note whether a file gave any of these settings."""
         self._from_file = given
 
     @field_validator("allowed_hosts")

@@ -12,7 +12,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,10 @@ class SettingsSource:
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidSettings([SettingProblem(str(self.config), "", f"cannot be read: {reason(error)}")]) from None
         return parse_settings(text, str(self.config), self.flags, npu_proxy=self.npu_proxy)
+
+    def read_without_keys(self) -> NodeSettings:
+        """As `read`, for commands that make no node reachable: a service's keys may be closed to this user."""
+        return replace(self, flags={**self.flags, "allow_unauthenticated": True, "api_keys_file": None}).read()
 
 
 def parse_settings(

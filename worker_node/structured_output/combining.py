@@ -264,7 +264,6 @@ def _merged_properties(schemas: list[Schema], budget: Budget) -> Schema:
 
 
 def _both(parts: Iterable[Any]) -> Any:
-    """One schema for all of these."""
     kept = [part for part in parts if part is not True and part != {}]
     if any(part is False for part in kept):
         return False

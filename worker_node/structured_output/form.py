@@ -150,7 +150,6 @@ class _Writer:
         return add_schema(self._rules, schema, part.where, self._budget, part.schema, dropped)
 
     def calls(self, form: CallForm) -> str:
-        """The rule of calls, one or several."""
         if form.tags is None:
             return self._call(form)
         opening, closing = map(literal, form.tags)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from worker_node.core.notify import ServiceManager
+from worker_node.server import ServiceManager
 
 pytestmark = pytest.mark.linux
 
@@ -37,7 +37,7 @@ async def test_a_manager_that_is_gone_is_logged_once_and_does_no_harm(tmp_path, 
     with caplog.at_level(logging.WARNING):
         async with manager.attended(lambda: "ready"):
             manager.stopping()
-    assert len([record for record in caplog.records if record.name == "worker_node.core.notify"]) == 1
+    assert len([record for record in caplog.records if record.name == "worker_node.server"]) == 1
     assert "nobody" in caplog.text
 
 
@@ -59,7 +59,7 @@ def test_the_variables_are_taken_away_from_the_engines():
     ],
 )
 async def test_the_watchdog_is_served_only_where_it_watches_this_process(environment, watched, address, monkeypatch):
-    monkeypatch.setattr("worker_node.core.notify._STATUS_PERIOD_S", 0.01)
+    monkeypatch.setattr("worker_node.server._STATUS_PERIOD_S", 0.01)
     with manager_at(address) as sock:
         async with ServiceManager.from_environment({"NOTIFY_SOCKET": address} | environment).attended(lambda: "ready"):
             assert "READY=1" in await hear(sock)

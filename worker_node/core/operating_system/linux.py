@@ -74,7 +74,6 @@ def tethered(command: Sequence[str]) -> list[str]:
 
 
 def run_tethered() -> None:
-    """Become the command that `tethered` was given."""
     _end_with_parent(int(sys.argv[1]))
     os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606
 

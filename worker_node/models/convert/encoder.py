@@ -31,7 +31,6 @@ Tensors = dict[str, NDArray[np.float32]]
 
 
 def i64(*values: int) -> Node:
-    """A constant shape, axis list or index list."""
     return op.constant(np.array(values, dtype=np.int64))
 
 

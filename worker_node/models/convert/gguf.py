@@ -166,7 +166,6 @@ class GgufFile:
         return value
 
     def get(self, name: str) -> Any:
-        """A metadata field, or None."""
         field = self._fields.get(name)
         return None if field is None else field.contents()
 

@@ -75,7 +75,20 @@ _MAKERS = ("openvino", "openvino-genai", "gguf", "safetensors")
 
 def perform(job: ConversionJob, stage: Callable[[str], None]) -> None:
     """Make the model directory that the job describes. Raises a ModelError."""
-    converted = _convert(job, stage)
+    # Each maker imports what it needs: an encoder does not wait for GenAI.
+    if job.format is SourceFormat.TASK:
+        found = recognised(Path(job.source))
+        if found is None:
+            raise ConversionFailed(f"{job.id}: no task of this node recognises the files any more; try again")
+        converted = found[1].convert(job, stage)
+    elif job.format is SourceFormat.GGUF:
+        from worker_node.models.convert.gguf import convert_gguf  # noqa: PLC0415
+
+        converted = convert_gguf(job, stage)
+    else:
+        from worker_node.models.convert.embedding import adopt, convert_encoder  # noqa: PLC0415
+
+        converted = (adopt if job.format is SourceFormat.OPENVINO else convert_encoder)(job, stage)
     if job.kind not in (None, converted.kind):
         raise ConversionFailed(f"{job.id}: the files are a model for {converted.kind}, not for {job.kind}")
     target, facts = Path(job.target), asdict(converted)
@@ -95,22 +108,6 @@ def perform(job: ConversionJob, stage: Callable[[str], None]) -> None:
         **facts,
     )
     write_manifest(target, manifest)
-
-
-def _convert(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
-    # Each maker imports what it needs: an encoder does not wait for GenAI.
-    if job.format is SourceFormat.TASK:
-        found = recognised(Path(job.source))
-        if found is None:
-            raise ConversionFailed(f"{job.id}: no task of this node recognises the files any more; try again")
-        return found[1].convert(job, stage)
-    if job.format is SourceFormat.GGUF:
-        from worker_node.models.convert.gguf import convert_gguf  # noqa: PLC0415
-
-        return convert_gguf(job, stage)
-    from worker_node.models.convert.embedding import adopt, convert_encoder  # noqa: PLC0415
-
-    return (adopt if job.format is SourceFormat.OPENVINO else convert_encoder)(job, stage)
 
 
 def copy_export(job: ConversionJob, known: InstalledModel, stage: Callable[[str], None]) -> Converted:

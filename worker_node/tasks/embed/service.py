@@ -154,7 +154,6 @@ async def _embed_rows(
 
 
 def count_embedding(telemetry: Telemetry, reply: EmbeddingReply) -> None:
-    """Count a finished request."""
     own, labels, count = telemetry.own(EmbeddingMetrics), (reply.route.model, reply.route.device), len(reply.vectors)
     own.texts.labels(*labels).inc(count)
     own.hits.labels(*labels).inc(count - reply.computed)

@@ -80,7 +80,6 @@ class Blocks:
         self._grow(text)
 
     def begin_call(self, name: str) -> None:
-        """Begin a call of this tool."""
         self.in_reasoning = False
         self._calls += 1
         if self._calls == 1 or not self._single_call:
@@ -101,7 +100,6 @@ class Blocks:
         self._changes.append(Closed(block))
 
     def take(self) -> list[BlockEvent]:
-        """Return the changes since the last call."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -438,7 +436,6 @@ Detokenizer = ByteDetokenizer | WindowDetokenizer
 
 
 def detokenizer(tokenizer: ChatTokenizer) -> Detokenizer:
-    """Return a fresh detokenizer for one generation."""
     if tokenizer.byte_table is not None:
         return ByteDetokenizer(tokenizer.byte_table)
     return WindowDetokenizer(tokenizer.decode)

@@ -15,16 +15,12 @@ if TYPE_CHECKING:
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended."""
-
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
 
 
 class BlockKind(StrEnum):
-    """Kinds of blocks."""
-
     TEXT = "text"
     REASONING = "reasoning"
     CALL = "call"
@@ -49,7 +45,6 @@ class Block:
 
     @property
     def text(self) -> str:
-        """Its text so far."""
         return "".join(self.parts)
 
 
@@ -113,7 +108,6 @@ class Finished:
         return [block for block in self.blocks if block.kind is BlockKind.CALL and not block.cut]
 
     def text(self, kind: BlockKind = BlockKind.TEXT) -> str:
-        """The text of all blocks of that kind."""
         return "".join([block.text for block in self.blocks if block.kind is kind])
 
 

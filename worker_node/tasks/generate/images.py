@@ -123,7 +123,6 @@ def image_prompt(text: str, images: Sequence[Image], pixels: Mapping[str, RawIma
 
 
 def without_tags(text: str, count: int) -> str:
-    """A text without the tags of its `count` images."""
     for number in range(count):
         text = text.replace(_TAG.format(number), "", 1)
     return text

@@ -141,7 +141,6 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def last(self) -> bool:
-        """Whether the answer ends with it."""
         return self.finish is not None
 
 

@@ -121,6 +121,5 @@ class GenerationRequest:
     ignored: Sequence[str] = ()
 
     def name_field(self, error: NodeError) -> None:
-        """Make the error name the field that the caller sent."""
         if error.param:
             error.param = self.sent_as.get(error.param, error.param)

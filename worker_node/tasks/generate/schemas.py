@@ -41,7 +41,6 @@ class SchemaCompiler:
         await self._small.start()
 
     async def close(self) -> None:
-        """End the processes."""
         await asyncio.gather(self._small.close(), self._large.close())
 
     async def grammar(self, form: Form, deadline: float) -> tuple[str | None, Sequence[str]]:

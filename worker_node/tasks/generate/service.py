@@ -154,7 +154,6 @@ async def generate_choices(
 
 
 async def _merged(runs: Sequence[Generation]) -> AsyncGenerator[ChoiceEvents, None]:
-    """The events of several generations as they arise."""
     queue: asyncio.Queue[ChoiceEvents | Exception] = asyncio.Queue(_BUFFERED_EVENTS)
 
     async def forward(run: Generation) -> None:

@@ -55,7 +55,6 @@ class TokenStreamer(genai.StreamerBase):  # type: ignore[misc]  # openvino_genai
         self.failure: BaseException | None = None
 
     def write(self, token: int | list[int]) -> genai.StreamingStatus:
-        """Take one token id, or several."""
         if not self.stopped:
             try:
                 self.stopped = not self._on_tokens(token if isinstance(token, list) else [token])

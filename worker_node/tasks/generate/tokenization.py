@@ -241,7 +241,6 @@ def _up_to_last(text: str, content: str) -> str:
 
 
 def _template_message(message: Message) -> dict[str, Any]:
-    """A message as chat templates take it."""
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         fields["tool_calls"] = [
@@ -300,7 +299,6 @@ class LargeTexts:
         self._pool = pool or PreparationPool(_LIMITS, _MODULES)
 
     async def close(self) -> None:
-        """End the processes."""
         await self._pool.close()
 
     async def encode(self, tokenizer: ChatTokenizer, text: str, *, deadline: float, special: bool = True) -> list[int]:

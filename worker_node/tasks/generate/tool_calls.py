@@ -274,7 +274,6 @@ TOOL_FORMATS = {
 
 
 def declaration(tool: Tool) -> dict[str, Any]:
-    """A tool as chat templates take it."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 

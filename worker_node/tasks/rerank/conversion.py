@@ -203,7 +203,6 @@ class _Rerankers(ModelFiles):
     def of_repository(
         self, _repository: str, architectures: Collection[str], names: Collection[str]
     ) -> Collection[str] | None:
-        """The weights in either form, and the tokenizer."""
         if not FAMILIES.keys() & set(architectures):
             return None
         # As published before as exported: exports on hubs are often of another precision than they say.
@@ -222,7 +221,6 @@ class _Rerankers(ModelFiles):
         read_tokenizer(directory / TOKENIZER_FILE, config.bert.vocab_size)
 
     def convert(self, job: ConversionJob, stage: Callable[[str], None]) -> Converted:
-        """Build, save and examine the model."""
         source, target = Path(job.source), Path(job.target)
         if job.quantization not in (None, Quantization.F32):
             raise ConversionFailed(f"{job.id}: reranking models are kept in f32, not {job.quantization}")

@@ -244,7 +244,6 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
         return (self.end - self.begin) / RATE
 
 

@@ -118,7 +118,6 @@ class AudioDecoder:
         return [Window(begin, end) for begin, end in found]
 
     async def close(self) -> None:
-        """End the processes."""
         await asyncio.gather(self._decoding.close(), self._listening.close())
 
 
@@ -245,7 +244,6 @@ class Transcription:
             await self._ask(bytes(SAMPLE_BYTES * RATE))
 
     async def parts(self) -> AsyncIterator[SpokenPart]:
-        """What was said, window by window."""
         part = self._first
         try:
             while part is not None:

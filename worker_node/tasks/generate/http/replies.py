@@ -120,7 +120,6 @@ def known_alternatives(request: web.Request, name: str, wanted: int, temperature
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
-    """The `logprobs` of a chat choice."""
     return {"content": [{**_entry(token), "top_logprobs": [_entry(token)] * top} for token in tokens], "refusal": None}
 
 

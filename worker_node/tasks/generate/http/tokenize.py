@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from aiohttp import web
@@ -17,7 +18,7 @@ from worker_node.manager.served import ServedModel
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.http.conversation import NO_TEMPLATE, RenderingBody, Turn, conversation
 from worker_node.tasks.generate.prompting import generation_model
-from worker_node.tasks.generate.tokenization import ChatTokenizer, LargeTexts
+from worker_node.tasks.generate.tokenization import LargeTexts
 
 _MAX_TOKENS = 1_000_000
 _RULES: Table = {"chat_template": Unsupported(NO_TEMPLATE), "tools": Unsupported("send them with a request")}
@@ -83,13 +84,9 @@ async def _tokenize(request: web.Request) -> web.Response:
     if body.with_pieces:
         reply["tokens"] = [{"id": token, "piece": _piece(model.tokenizer.piece(token))} for token in tokens]
     if body.return_token_strs:
-        reply["token_strs"] = await asyncio.to_thread(_texts, model.tokenizer, tokens)
+        decode = partial(model.tokenizer.decode, skip_special_tokens=False)
+        reply["token_strs"] = await asyncio.to_thread(lambda: [decode([token]) for token in tokens])
     return json_response(reply)
-
-
-def _texts(tokenizer: ChatTokenizer, tokens: list[int]) -> list[str]:
-    """The text of each token, special ones included."""
-    return [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
 
 
 def _counted(model: ServedModel, tokens: list[int]) -> dict[str, Any]:
