@@ -4,6 +4,7 @@ import re
 import time
 
 import pytest
+from aiohttp import web
 
 from backend_client import ClientOptions, CloudClient, InferenceClient, InvalidArgument, NPUClient, StreamInterrupted
 from backend_client.errors import ContextLengthExceeded, ModelNotFound
@@ -11,7 +12,7 @@ from backend_client.gateway.cli import main
 from backend_client.gateway.keys import KeyStore
 from backend_client.options import FailoverOptions
 from backend_client.testing import cut
-from backend_client.testing.node import EMBEDDER, WRITER
+from backend_client.testing.node import EMBEDDER, WRITER, route_headers
 from tests.faults.client.test_failover import CHUNKS, MESSAGES, TEXT, answering
 from tests.faults.client.test_fallback import settings as cloud_settings
 from tests.faults.client.test_gateway import gateway
@@ -205,3 +206,37 @@ def test_a_key_shows_its_options(tmp_path, capsys):
     assert main([*keys, "add", "team", "--failover", "first_token_s=5, stall_s=off"]) == 0
     assert main([*keys, "list"]) == 0
     assert re.search(r"all models, first_token_s=5\.0, stall_s=None", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "begun", "end"),
+    [
+        (
+            "/api/chat",
+            "application/x-ndjson",
+            '{"message":{"content":"Hi"},"done":false}\n',
+            '{"message":{},"done":true}\n',
+        ),
+        (
+            "/v1/messages",
+            "text/event-stream",
+            'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"Hi"}}\n\n',
+            'data: {"type":"message_stop"}\n\n',
+        ),
+    ],
+)
+async def test_streams_of_other_dialects_are_recovered_too(scripted, path, kind, begun, end):
+    async def respond(request):
+        response = web.StreamResponse(headers={**route_headers(WRITER), "Content-Type": kind})
+        await response.prepare(request)
+        await response.write(begun.encode())
+        if len(scripted.requests) > 1:
+            await response.write(end.encode())
+        return response
+
+    scripted.respond = respond
+    async with gateway(scripted) as http:
+        asked = {**STREAM, "max_tokens": 9}
+        reply = await http.post(path, json=asked, headers={"X-NPU-Failover": "stream_recovery=restart"})
+        assert await reply.text() == begun + end
+    assert len(scripted.requests) == 2
