@@ -36,6 +36,7 @@ _OPTION_OF_HEADER = {
     "x-priority": "priority",
     "x-npu-require-device": "require_device",
     "x-npu-local-only": "local_only",
+    "x-npu-failover": "failover",
 }
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_TEXT = re.compile(r"[\x20-\x7e]*")

@@ -382,6 +382,8 @@ class BaseClient:
         common, others = split_options(given)
         body = {**body, **others}
         encode(body)
+        defaults = self.core.options.failover
+        common["failover"] = common["failover"].over(defaults) if "failover" in common else defaults
         deadline = self._deadline(given, timeout)
         ends = deadline if "timeout" in given else None
         return Request(path=path, kind=ROUTES[path].kind_of(body), deadline=deadline, ends=ends, body=body, **common)

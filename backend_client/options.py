@@ -5,7 +5,7 @@ The settings have the same groups: `[retry] attempts = 2` in the file is `RetryO
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -135,6 +135,37 @@ class FallbackOptions(Options):
     longest: NotNegative = 10.0
 
 
+class FailoverOptions(Options):
+    """When an answer is given up sooner than it must be. All are off (None) unless they are set: docs/failover.md.
+
+    `first_token_s` bounds the wait for the first token of an answer, and `stall_s` that for each next one, while
+    another node or the cloud could take over. Once a part of a stream has reached the caller nobody can: `stall_s` ends
+    it. `on_context_length` names the model that gets a chat or a prompt which is too long for its own: one of the
+    nodes, or of `cloud.chat_models`. `stream_recovery`: the gateway holds a stream back until it is complete, so that
+    one which breaks can be made again elsewhere.
+    """
+
+    first_token_s: Positive | None = None
+    stall_s: Positive | None = None
+    on_context_length: Annotated[str, Field(min_length=1)] | None = None
+    stream_recovery: Literal["restart"] | None = None
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """The options of `first_token_s=5, stall_s=off`. Raises ValueError."""
+        parts = [part.partition("=") for part in text.split(",") if part.strip()]
+        given = {name.strip(): value.strip() for name, _, value in parts}
+        return cls.model_validate({name: None if value == "off" else value for name, value in given.items()})
+
+    def over(self, others: Self) -> Self:
+        """These options where they are set, else the others."""
+        return others.model_copy(update=self.model_dump(exclude_unset=True))
+
+
+NO_FAILOVER = FailoverOptions()
+"""No answer is given up early."""
+
+
 class ClientOptions(Options):
     """All of them. `discovery_interval`: looking up a name, or at a file, costs nothing at this rate.
 
@@ -148,6 +179,7 @@ class ClientOptions(Options):
     retry: RetryOptions = RetryOptions()
     batch: BatchOptions = BatchOptions()
     fallback: FallbackOptions = FallbackOptions()
+    failover: FailoverOptions = NO_FAILOVER
     connections_per_node: Count = 128
     discovery_interval: Positive = 5.0
     max_reply_bytes: Count = 64 * 1024 * 1024

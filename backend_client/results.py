@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from backend_client.options import FailoverOptions
+
 Source = Literal["node", "cloud"]
 
 
@@ -244,7 +246,7 @@ class CallOptions(TypedDict, total=False):
     `local_only`: never the cloud, whatever the settings say.
     `extra_headers` are sent to nodes with the request, but for those that frame it; to the cloud where
     `cloud.extra_headers` lists them. `request_id` is what logs call it (1 to 128 letters, digits and `._:/+=@-`), else
-    the client makes one.
+    the client makes one. `failover`: when to give up an answer; what it does not set is the client's.
     """
 
     timeout: float | None
@@ -254,6 +256,7 @@ class CallOptions(TypedDict, total=False):
     local_only: bool | None
     extra_headers: Headers
     request_id: RequestId
+    failover: FailoverOptions | None
 
 
 class EmbedOptions(CallOptions, total=False):

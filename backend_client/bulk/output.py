@@ -48,11 +48,6 @@ class Receipt:
     won: bool = True
 
 
-def committed(store: Store, fragment: Fragment) -> Receipt | None:
-    """The receipt of a fragment that another process committed."""
-    return read_receipts(store, [fragment])[0] if store.has(fragment.name) else None
-
-
 def read_receipts(store: Store, fragments: Sequence[Fragment]) -> list[Receipt]:
     """The receipts of fragments that have a file. Raises OSError, OutputFailed for a damaged file."""
 

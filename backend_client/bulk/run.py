@@ -135,13 +135,13 @@ class Driver:
 
 @dataclass(slots=True)
 class OpenedJob:
-    """The job of an output: all `fragments`, those of this shard (`mine`), and those without a file (`todo`)."""
+    """The job of an output: all `fragments`, those of this shard without a file (`todo`), and the shard's `rows`."""
 
     store: Store
     job: BulkJob
     fragments: list[Fragment]
-    mine: list[Fragment]
     todo: list[Fragment]
+    rows: int
     progress: Progress
 
     def check(self, share: float) -> None:
@@ -150,7 +150,7 @@ class OpenedJob:
         Damaged files do not end a run: they are counted when all others are done.
         """
         rejected = self.progress.rejected - self.progress.incomplete
-        if rejected > share * sum(fragment.rows for fragment in self.mine):
+        if rejected > share * self.rows:
             raise TooManyRejected(_message(self.progress, share))
 
     def finish_if_complete(self) -> bool:
@@ -290,7 +290,7 @@ def _opened(request: BulkRequest, store: Store, data: bytes, files: Sequence[Inp
     for receipt in output.read_receipts(store, [part for part in mine if part.name in present]):
         progress.add(receipt)
     todo = [part for part in mine if part.name not in present]
-    return OpenedJob(store, job, fragments, mine, todo, progress)
+    return OpenedJob(store, job, fragments, todo, sum(part.rows for part in mine), progress)
 
 
 async def status(request: BulkRequest) -> BulkReport:

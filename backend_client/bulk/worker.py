@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from backend_client.bulk.answers import Embedding, Generation, Patience, Results, Work, cancelled
 from backend_client.bulk.inputs import Fragment
 from backend_client.bulk.job import BulkJob, BulkRequest, Chunk
-from backend_client.bulk.output import BEGUN, Receipt, Writer, committed
+from backend_client.bulk.output import BEGUN, Receipt, Writer, read_receipts
 from backend_client.bulk.readers import CHUNK_ROWS, read
 from backend_client.bulk.stores import OutputFailed, Store, open_store
 from backend_client.client import InferenceClient, NPUClient
@@ -176,8 +176,8 @@ async def process(fragment: Fragment, job: BulkJob, store: Store, work: Work) ->
     mark = f"{BEGUN}/{fragment.id}"
 
     def begin() -> Writer | Receipt:
-        if (receipt := committed(store, fragment)) is not None:
-            return receipt
+        if store.has(fragment.name):
+            return read_receipts(store, [fragment])[0]
         store.count(mark)
         return Writer(store.temporary(fragment.id), fragment, job)
 

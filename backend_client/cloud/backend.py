@@ -18,7 +18,7 @@ from backend_client.errors import ClientClosed, CloudError, CloudRejected, Confi
 from backend_client.fleet.node import Availability
 from backend_client.http.answers import choices_in, completion_in, read_json, reading, vectors_in
 from backend_client.http.messages import ModelReport, NotAnAnswer, Request, Vectors, encode, plain_name
-from backend_client.http.replies import Forwarded, TokenCount, asks_for_stream, passed_on, tokens_of_prompt
+from backend_client.http.replies import Forwarded, TokenCount, asks_for_stream, tokens_of_prompt
 from backend_client.http.routes import hides_usage, only_on_nodes, texts_to_embed
 from backend_client.http.stream_forms import (
     CHAT,
@@ -155,7 +155,8 @@ class CloudBackend:
         attempt, body = await self._chat_attempt(chat)
         events = self._events(chat, attempt, body)
         held = await attempt.run(lambda: _begun(events))
-        items = _follow(attempt, held, events, request.end_of_stream(), self._silence)
+        silence = min(self._silence, request.failover.stall_s or self._silence)
+        items = _follow(attempt, held, events, request.end_of_stream(), silence)
         return (items if chat is request else _as_inference(items)), attempt
 
     async def forward(self, request: Request) -> Forwarded:
@@ -163,14 +164,7 @@ class CloudBackend:
         request = replace(request, content=None)
         body, count = request.body, TokenCount(tokens_of_prompt(request.body))
         if not asks_for_stream(request):
-            reply = await self.send(request)
-            count.read(_used(reply.usage))
-            count.complete = True
-            content = encode(reply.body)
-            origin, headers = Origin(**origin_fields(reply)), passed_on(reply.headers)
-            return Forwarded(
-                {"content-type": "application/json", **headers}, origin, list(reply.attempts), count, content
-            )
+            return Forwarded.whole(await self.send(request))
         events, attempt = await self._open(request)
         origin, attempts = Origin(**attempt.origin() | {"attempts": ()}), list[Attempt]()
         head = {"content-type": "text/event-stream; charset=utf-8"}

@@ -19,6 +19,7 @@ from backend_client.client import InferenceClient
 from backend_client.errors import INSTALL_EXTRA, ConfigurationError
 from backend_client.gateway.keys import KeyEntry, KeyFile, KeyStore, Registry
 from backend_client.gateway.settings import GatewaySettings
+from backend_client.options import NO_FAILOVER, FailoverOptions
 from backend_client.settings import ClientSettings
 
 # Of the 1,024 that a node takes; probes have some of their own.
@@ -50,6 +51,13 @@ def build_parser() -> argparse.ArgumentParser:
         add.add_argument(f"--{name}", type=int, default=0, metavar="N", help=what)
     add.add_argument("--spend-cap", type=_amount, metavar="AMOUNT", help="what the cloud may cost in a month (UTC)")
     add.add_argument("--admin", action="store_true", help="it sees the usage of all teams")
+    add.add_argument(
+        "--failover",
+        type=_failover,
+        default=NO_FAILOVER,
+        metavar="OPTIONS",
+        help="when answers are given up: first_token_s=5, stream_recovery=restart",
+    )
     _add_action(actions, "list", "all keys, without the keys themselves")
     _add_action(actions, "revoke", "end a key at once", "prefix")
     rotate = _add_action(actions, "rotate", "replace a key by a new one", "prefix")
@@ -92,6 +100,14 @@ def _amount(text: str) -> Decimal:
         return Decimal(text)
     except InvalidOperation:
         raise argparse.ArgumentTypeError(f"must be an amount such as 20 or 19.99, got {text[:40]!r}") from None
+
+
+def _failover(text: str) -> FailoverOptions:
+    try:
+        return FailoverOptions.read(text)
+    except ValueError:
+        known = ", ".join(FailoverOptions.model_fields)
+        raise argparse.ArgumentTypeError(f"must be among {known}, as in first_token_s=5, got {text[:80]!r}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -172,7 +188,7 @@ def _path(args: argparse.Namespace) -> Path:
 def _change_keys(args: argparse.Namespace) -> int:
     with closing(KeyStore(_path(args))) as store:
         if args.action == "add":
-            rights = {name: getattr(args, name) for name in ("requests", "tokens", "spend_cap", "admin")}
+            rights = {name: getattr(args, name) for name in ("requests", "tokens", "spend_cap", "admin", "failover")}
             print(store.add(args.team, args.models, cloud=not args.no_cloud, **rights))
         elif args.action == "rotate":
             print(store.rotate(args.prefix, args.overlap))
@@ -192,8 +208,9 @@ def _shown(entry: KeyEntry) -> str:
     limits = f"{team.requests or '-'} requests, {team.tokens or '-'} tokens a minute"
     if team.spend_cap is not None:
         cloud += f" up to {team.spend_cap} a month"
-    admin = ", admin" if team.admin else ""
-    return f"{entry.prefix}  {team.name:24}  {cloud:8}  ends {ends:16}  {limits:40}  {models}{admin}"
+    rights = [models, *(["admin"] if team.admin else [])]
+    rights += [f"{name}={value}" for name, value in team.failover.model_dump(exclude_unset=True).items()]
+    return f"{entry.prefix}  {team.name:24}  {cloud:8}  ends {ends:16}  {limits:40}  {', '.join(rights)}"
 
 
 def _change_nodes(args: argparse.Namespace) -> int:

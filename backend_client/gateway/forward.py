@@ -25,10 +25,10 @@ from backend_client.gateway.limits import Limits, Metrics
 from backend_client.gateway.spending import Spending
 from backend_client.http.errors import openai_error, problem_of, refusal_of_node
 from backend_client.http.messages import Reply, Request, encode, plain_name, read_form
-from backend_client.http.replies import Forwarded, passed_on
+from backend_client.http.replies import Forwarded, asks_for_stream, passed_on
 from backend_client.http.routes import ROUTES, Dialect
 from backend_client.lifetime import Deadline, in_daemon_thread
-from backend_client.sdk.routes import OpenAIRoutes, json_object, read_device, read_flag
+from backend_client.sdk.routes import FAILOVER, OpenAIRoutes, json_object, read_device, read_failover, read_flag
 
 TEAM = web.RequestKey("team", Team)
 ID = web.RequestKey("id", str)
@@ -38,7 +38,7 @@ HOP = "X-NPU-Gateway-Hop"
 _LISTS = ("/api/tags", "/api/ps")
 _SENT_ON = ("x-npu-", "anthropic-", "traceparent", "tracestate")
 _NOT_SENT_ON = frozenset({
-    "x-npu-require-device", "x-npu-local-only", "x-npu-restart-wait-ms", "x-npu-start-timeout-ms",
+    "x-npu-require-device", "x-npu-local-only", "x-npu-restart-wait-ms", "x-npu-start-timeout-ms", FAILOVER.lower(),
 })  # fmt: skip
 _LOOK_S = 5.0
 _MILLISECONDS = re.compile(r"[0-9]{1,9}")
@@ -153,6 +153,8 @@ class Forwarder:
             "X-NPU-Gateway-Source": source,
             "X-NPU-Gateway-Attempts": str(attempts),
         }
+        if asked.failover.stream_recovery and asks_for_stream(asked):
+            headers["X-NPU-Gateway-Stream-Recovery"] = asked.failover.stream_recovery
         if source == "node":
             headers["X-NPU-Gateway-Node"] = found.origin.node
         try:
@@ -194,6 +196,10 @@ class Forwarder:
             raise Refusal(
                 403, "forbidden", f"this key is for {named}, and the request names {(model or 'no model')[:100]}"
             )
+        defaults = team.failover.over(self._client.npu.options.failover)
+        failover = read_failover(_only(request, FAILOVER), defaults)
+        if not _may_use(team, failover.on_context_length):
+            failover = failover.model_copy(update={"on_context_length": None})
         times = self._client.npu.options.timeouts
         kind = route.kind_of(fields)
         seconds = times.embed if kind in {"embedding", "rerank"} else times.generate
@@ -218,6 +224,7 @@ class Forwarder:
             local_only=local or not team.cloud,
             spend_limit=self._spending.limit(team) if self._spending else None,
             extra_headers=sent_on | {HOP: "1"},
+            failover=failover,
         )
 
     async def _stream(

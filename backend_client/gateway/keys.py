@@ -29,6 +29,7 @@ from yarl import URL
 from backend_client.errors import ConfigurationError
 from backend_client.http.addresses import sendable_key
 from backend_client.lifetime import DaemonThread
+from backend_client.options import NO_FAILOVER, FailoverOptions
 
 log = logging.getLogger("npu_gateway")
 R = TypeVar("R")
@@ -37,13 +38,13 @@ _WAIT_S = 0.1
 STALE_S = 300.0
 _FORM = re.compile(r"(npugw|npunode)_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_VERSION = 2
+_VERSION = 3
 _TABLES = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS keys (
     prefix TEXT PRIMARY KEY, digest BLOB NOT NULL, team TEXT NOT NULL, models TEXT NOT NULL, cloud INTEGER NOT NULL,
-    requests INTEGER NOT NULL, tokens INTEGER NOT NULL, spend_cap TEXT, admin INTEGER NOT NULL, made REAL NOT NULL,
-    until REAL
+    requests INTEGER NOT NULL, tokens INTEGER NOT NULL, spend_cap TEXT, admin INTEGER NOT NULL, failover TEXT NOT NULL,
+    made REAL NOT NULL, until REAL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS nodes (
     name TEXT PRIMARY KEY, prefix TEXT UNIQUE NOT NULL, digest BLOB NOT NULL, port INTEGER NOT NULL, made REAL NOT NULL,
@@ -77,6 +78,7 @@ class Team:
 
     `requests` and `tokens` are limits a minute for all keys of the team together; 0 is none. `spend_cap` is what the
     cloud may cost the team in a month (UTC), in the currency of the prices; None is no cap. `admin`: it sees all teams.
+    `failover`: when answers to its requests are given up; what it does not set is the client's.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Team:
     tokens: int = 0
     spend_cap: Decimal | None = None
     admin: bool = False
+    failover: FailoverOptions = NO_FAILOVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +267,7 @@ class KeyStore:
         tokens: int = 0,
         spend_cap: Decimal | None = None,
         admin: bool = False,
+        failover: FailoverOptions = NO_FAILOVER,
     ) -> str:
         """Make a key for a team, and return it: it is not kept, and cannot be shown again."""
         checked_name(name, "team")
@@ -271,14 +275,15 @@ class KeyStore:
             raise ConfigurationError(f"a limit must be at least 0 (none), got {min(requests, tokens)}")
         if spend_cap is not None and not (spend_cap.is_finite() and 0 <= spend_cap < 1_000_000_000):
             raise ConfigurationError(f"a spend cap must be an amount from 0 to 999999999, got {spend_cap}")
-        return self._insert(Team(name, frozenset(models), cloud, requests, tokens, spend_cap, admin))
+        return self._insert(Team(name, frozenset(models), cloud, requests, tokens, spend_cap, admin, failover))
 
     def _insert(self, team: Team) -> str:
         prefix, key, digest = new_key(self.file.secret, "npugw")
         cap = None if team.spend_cap is None else str(team.spend_cap)
         rights = ("\n".join(sorted(team.models)), int(team.cloud), team.requests, team.tokens, cap, int(team.admin))
-        values = (prefix, digest, team.name, *rights, self._clock(), None)
-        self.file.rows("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", *values)
+        failover = team.failover.model_dump_json(exclude_unset=True)
+        values = (prefix, digest, team.name, *rights, failover, self._clock(), None)
+        self.file.rows("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", *values)
         return key
 
     def rotate(self, prefix: str, overlap_s: float = 0.0) -> str:
@@ -355,6 +360,7 @@ def _entry(row: Any) -> KeyEntry:
         tokens=row["tokens"],
         spend_cap=None if row["spend_cap"] is None else Decimal(row["spend_cap"]),
         admin=bool(row["admin"]),
+        failover=FailoverOptions.model_validate_json(row["failover"]),
     )
     return KeyEntry(row["prefix"], team, row["made"], row["until"])
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from backend_client.errors import BadReply, InvalidArgument, PayloadTooLarge, RequestRejected
 from backend_client.lifetime import Deadline
-from backend_client.options import LONGEST_S
+from backend_client.options import LONGEST_S, NO_FAILOVER, FailoverOptions
 from backend_client.results import CallOptions, Priority
 
 T = TypeVar("T")
@@ -151,7 +151,8 @@ class Request:
 
     `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that
     tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it when no node
-    can take it now. `spend_limit`: a cap on what it may cost in the cloud, beside the client's own.
+    can take it now. `spend_limit`: a cap on what it may cost in the cloud, beside the client's own. `failover`: when
+    its answer is given up.
     """
 
     path: str
@@ -172,6 +173,7 @@ class Request:
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     cloud_takes_over: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
     spend_limit: SpendLimit | None = field(default=None, repr=False, compare=False)
+    failover: FailoverOptions = NO_FAILOVER
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for a wrong number, or an option of the call among the fields of the body."""

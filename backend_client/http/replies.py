@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from backend_client.errors import NPUError
 from backend_client.http.answers import form_value
-from backend_client.http.messages import NotAnAnswer, Reply, Request, costs
+from backend_client.http.messages import NotAnAnswer, Reply, Request, costs, encode
 from backend_client.http.routes import ROUTES, hides_usage, read_whole
 from backend_client.http.stream_forms import (
     INFERENCE,
@@ -25,7 +25,7 @@ from backend_client.http.stream_forms import (
     read_event,
     usage_of,
 )
-from backend_client.results import Attempt, Origin, Usage
+from backend_client.results import Attempt, Origin, RawReply, Usage, origin_fields
 
 _NO_USAGE = b',"usage":null'
 # An unfinished event of more is not a node's.
@@ -259,6 +259,15 @@ class Forwarded:
     attempts: list[Attempt]
     count: TokenCount
     content: bytes | AsyncGenerator[bytes, None]
+
+    @classmethod
+    def whole(cls, reply: RawReply) -> Forwarded:
+        """A reply that was read whole, as JSON."""
+        count = TokenCount()
+        count.read({"usage": asdict(reply.usage)})
+        count.complete = True
+        headers = {**passed_on(reply.headers), "content-type": "application/json"}
+        return cls(headers, Origin(**origin_fields(reply)), list(reply.attempts), count, encode(reply.body))
 
     def origin_now(self) -> Origin:
         """Who answered, with the attempts so far."""

@@ -37,7 +37,7 @@ from backend_client.http.replies import (
 from backend_client.http.routes import ROUTES, dimensions_asked, read_whole, runs_on_device
 from backend_client.http.stream_forms import EventStream, WholeForm, usage_of
 from backend_client.lifetime import STARTED, Deadline, OpenCalls, in_daemon_thread, owning
-from backend_client.options import ClientOptions
+from backend_client.options import LONGEST_S, ClientOptions
 from backend_client.results import EmbedBatch, Origin, RawReply, Usage
 from backend_client.routing.call import Call, Dispatcher
 
@@ -98,7 +98,7 @@ class FleetBackend:
         form = route.form_of(request) if route.form else None
         limit = None if form or request.kind == "transcription" else self._options.timeouts.attempt
         accept = _EVENTS if form else "*/*" if request.path != "/embeddings" else "application/octet-stream"
-        call = self._begin(request, limit, accept)
+        call = self._begin(request, limit, accept, by_token=form is not None)
 
         async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[Reply, Any, Any]:
             content = call.content if call.content is not None else await _encode(call, form)
@@ -108,13 +108,7 @@ class FleetBackend:
                 return self._read_whole(lease, reply)
             reader = ReplyReader(request, form, partial(_check, lease), as_bytes=False)
             parts = await self._open(call, lease, reader, headers, content)
-            try:
-                if reader.failed is not None:
-                    raise reader.failed
-                while not reader.ended:
-                    self._read(lease, reader, await anext(parts, None))
-            finally:
-                await parts.aclose()
+            await self._read_to_end(lease, reader, parts)
             body = form.whole(reader.events)
             return reader.head, body, read_from(lease.node.url, ROUTES[request.path].check, request.body, body)
 
@@ -147,7 +141,7 @@ class FleetBackend:
                 f"{request.path} cannot be streamed", status=400, code="invalid_request", param="stream"
             )
         self.runtime.start()
-        call = self._begin(request, None, _EVENTS, streamed=True)
+        call = self._begin(request, None, _EVENTS, streamed=True, by_token=True)
 
         async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[ReplyReader, Parts]:
             reader = ReplyReader(request, form, partial(_check, lease), as_bytes=False)
@@ -161,17 +155,25 @@ class FleetBackend:
     async def forward(self, request: Request) -> Forwarded:
         """The reply of a node to `request.content`, its bytes unchanged: whole, or as they come once it has begun.
 
-        Raises as `send` and `open`.
+        With a `failover` to the next token a whole reply is read as a stream, since only that shows its tokens, and
+        with `stream_recovery` a stream is read to its end first. Raises as `send` and `open`.
         """
         self.runtime.start()
+        failover, streamed = request.failover, asks_for_stream(request)
+        if (failover.first_token_s or failover.stall_s) and not streamed and ROUTES[request.path].form_of(request):
+            return Forwarded.whole(await self.send(replace(request, content=None)))
+        held = streamed and failover.stream_recovery is not None
         limit = self._options.timeouts.attempt if request.kind in {"embedding", "rerank"} else None
-        call = self._begin(request, limit, "*/*", streamed=asks_for_stream(request))
+        call = self._begin(request, limit, "*/*", streamed=streamed and not held, by_token=streamed)
 
         async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[ReplyReader, Parts]:
             reader = ReplyReader(request, ROUTES[request.path].form, partial(_check, lease), as_bytes=True)
             content = call.content or await _encode(call, None)
             headers["Content-Type"] = call.content_type
-            return reader, await self._open(call, lease, reader, headers, content)
+            parts = await self._open(call, lease, reader, headers, content)
+            if held:
+                await self._read_to_end(lease, reader, parts)
+            return reader, parts
 
         (reader, parts), lease = await self.dispatcher.run(call, attempt, settle=False)
         content: bytes | AsyncGenerator[bytes, None]
@@ -185,11 +187,13 @@ class FleetBackend:
         origin = Origin(**_origin(call, lease, head, costs(head)[1], {}))
         return Forwarded(passed_on(head), origin, call.attempts, reader.count, content)
 
-    def _begin(self, request: Request, limit: float | None, accept: str, *, streamed: bool = False) -> Call:
+    def _begin(
+        self, request: Request, limit: float | None, accept: str, *, streamed: bool = False, by_token: bool = False
+    ) -> Call:
         """The call of a request, of which `limit` bounds each attempt."""
         if request.require_device is not None and not runs_on_device(request):
             request = replace(request, require_device=None)
-        return Call(request, limit, self.runtime.pool.clock(), accept, streamed)
+        return Call(request, limit, self.runtime.pool.clock(), accept, streamed, by_token)
 
     async def _open(
         self, call: Call, lease: Lease, reader: ReplyReader, headers: dict[str, str], content: bytes
@@ -197,7 +201,7 @@ class FleetBackend:
         """Send the request; returns the rest of the reply once the answer has begun. Raises what the reply means."""
         node, request = lease.node.url, lease.request
         # A model may load in silence for as long as it takes.
-        lively = (call.streamed or not reader.as_bytes) and runs_on_device(request)
+        lively = call.by_token and runs_on_device(request)
         parts = self.runtime.start().parts(node, request.path, content, headers, lively=lively)
         try:
             while not reader.begun:
@@ -214,6 +218,16 @@ class FleetBackend:
             await parts.aclose()
             raise
         return parts
+
+    async def _read_to_end(self, lease: Lease, reader: ReplyReader, parts: Parts) -> None:
+        """Read what is left of an answer that has begun, and close it. Raises what the stream raises."""
+        try:
+            if reader.failed is not None:
+                raise reader.failed
+            while not reader.ended:
+                self._read(lease, reader, await anext(parts, None))
+        finally:
+            await parts.aclose()
 
     def _read_beginning(self, lease: Lease, reader: ReplyReader, part: object) -> None:
         """As `_read`; where events fail after the answer has begun, the beginning is the caller's (`reader.failed`)."""
@@ -252,7 +266,8 @@ class FleetBackend:
         """
         handed_on = 0
         until, clock = call.request.end_of_stream(), asyncio.get_running_loop().time
-        quiet_until = Deadline.after(self._options.timeouts.silence, clock)
+        silence = min(self._options.timeouts.silence, call.request.failover.stall_s or LONGEST_S)
+        quiet_until = Deadline.after(silence, clock)
         failure, settled = reader.failed, False
         try:
             yield STARTED
@@ -273,12 +288,12 @@ class FleetBackend:
                     break
                 try:
                     async with self.runtime.calls.open():
-                        silence = quiet_until.remaining()
-                        part = await self.dispatcher.guard(lease, lambda: anext(parts, None), until, silence)
+                        left = quiet_until.remaining()
+                        part = await self.dispatcher.guard(lease, lambda: anext(parts, None), until, left)
                     heard = len(reader.texts)
                     self._read(lease, reader, part)
                     if len(reader.texts) > heard:
-                        quiet_until = Deadline.after(self._options.timeouts.silence, clock)
+                        quiet_until = Deadline.after(silence, clock)
                 except NPUError as error:
                     failure = error
         finally:

@@ -64,9 +64,10 @@ class Call:
     """A request on its way over the nodes.
 
     `request` gets its model and vector space as soon as they are known, and `content` is it encoded, once for all
-    attempts. `may_wait`: the present attempt may wait for a model that is loading, since no other node could take it.
-    `sent`: how many requests nodes may have seen; `tried`: the nodes that were asked. `failed`: the last error of an
-    attempt at a node that may have the model. `retry` is what was decided after the last attempt.
+    attempts. `streamed`: its caller gets the stream as it comes; `by_token`: the client does. `may_wait`: the present
+    attempt may wait for a model that is loading, since no other node could take it. `sent`: how many requests nodes may
+    have seen; `tried`: the nodes that were asked. `failed`: the last error of an attempt at a node that may have the
+    model. `retry` is what was decided after the last attempt.
     """
 
     request: Request
@@ -74,6 +75,7 @@ class Call:
     began: float
     accept: str
     streamed: bool = False
+    by_token: bool = False
     content: bytes | None = None
     content_type: str = "application/json"
     may_wait: bool = True
@@ -229,14 +231,26 @@ class Dispatcher:
         )
 
     async def guard(
-        self, lease: Lease, work: Callable[[], Awaitable[R]], until: Deadline, limit: float | None = None
+        self,
+        lease: Lease,
+        work: Callable[[], Awaitable[R]],
+        until: Deadline,
+        limit: float | None = None,
+        next_limit: float | None = None,
     ) -> R:
-        """Await a node's work until the deadline and for `limit` seconds, and no longer than the node lives.
+        """Await a node's work until the deadline, and no longer than the node lives. Its first sign of life may take
+        `limit` seconds, and each one after that `next_limit` (None: all that remains).
 
         Raises DeadlineExceeded, AttemptTimeout, NodeLost, ClientClosed, or what the work raised.
         """
         remaining = until.remaining()
         url = lease.node.url
+
+        def heard() -> None:
+            nonlocal limit
+            limit = next_limit
+            renew(scope, remaining if limit is None else limit, until)
+
         late = f"the call's deadline passed while {url} worked on it; increase `timeout` or send less"
         if not remaining:
             # What is in a buffer already comes without waiting, and no timeout would end that.
@@ -244,9 +258,7 @@ class Dispatcher:
         try:
             async with asyncio.timeout(remaining if limit is None else min(limit, remaining)) as scope:
                 lease.on_lost = lambda: end_now(scope)
-                if limit is not None:
-                    # Each sign of life renews the limit.
-                    lease.on_heard = lambda: renew(scope, limit, until)
+                lease.on_heard = heard
                 lease.waiting_since = self._pool.clock()
                 value = await work()
             lease.waiting_since = None
@@ -263,12 +275,23 @@ class Dispatcher:
             raise AttemptTimeout(f"did not answer within {limit:.3g} s", node=url)
         raise DeadlineExceeded(late)
 
-    def limit(self, call: Call, lease: Lease) -> float | None:
-        """Seconds that this node gets for its next sign of life; None: all that remains.
+    def limits(self, call: Call, lease: Lease) -> tuple[float | None, float | None]:
+        """Seconds that this node gets for its first sign of life, and for each next one; None: all that remains.
 
-        A share of the remaining time while another node could take over and a retry is affordable. A node that has to
-        load the model first gets longer than an attempt usually may, but no more than the share where the cloud could
-        take over.
+        They are shorter where the call's `failover` says so and somebody else could take over.
+        """
+        limit, failover = self._limit(call, lease), call.request.failover
+        if failover.first_token_s is None and failover.stall_s is None:
+            return limit, limit
+        if not call.by_token or (call.may_wait and not call.request.cloud_takes_over()):
+            return limit, limit
+        return _shorter(limit, failover.first_token_s), _shorter(limit, failover.stall_s)
+
+    def _limit(self, call: Call, lease: Lease) -> float | None:
+        """A share of the remaining time while another node could take over and a retry is affordable.
+
+        A node that has to load the model first gets longer than an attempt usually may, but no more than the share
+        where the cloud could take over.
         """
         longest = None if lease.loading else call.attempt_timeout
         if call.may_wait and not (lease.loading and call.request.cloud_takes_over()):
@@ -284,7 +307,7 @@ class Dispatcher:
         call.may_wait = not (may_retry and self.elsewhere(call))
         try:
             value = await self.guard(
-                lease, partial(send, lease, call.headers()), call.request.deadline, self.limit(call, lease)
+                lease, partial(send, lease, call.headers()), call.request.deadline, *self.limits(call, lease)
             )
         except BaseException as error:
             if isinstance(error, NodeError) and not error.sent:
@@ -344,6 +367,10 @@ class Dispatcher:
             return VectorSpaceMismatch(what + last.message)
         kind = FleetOverloaded if isinstance(last, NodeOverloaded) else NPUUnavailableError
         return kind(what + last.message, retry_after=last.retry_after)
+
+
+def _shorter(one: float | None, other: float | None) -> float | None:
+    return min((seconds for seconds in (one, other) if seconds is not None), default=None)
 
 
 class RetryBudget:

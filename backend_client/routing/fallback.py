@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from backend_client.cloud import Ledger
-from backend_client.errors import CloudError, CloudRejected, NPUUnavailableError
-from backend_client.http.messages import Request
-from backend_client.http.replies import Forwarded
-from backend_client.http.routes import only_on_nodes, texts_to_embed
+from backend_client.errors import CloudError, CloudRejected, ContextLengthExceeded, NPUError, NPUUnavailableError
+from backend_client.http.messages import Request, plain_name
+from backend_client.http.replies import Forwarded, asks_for_stream
+from backend_client.http.routes import ROUTES, only_on_nodes, texts_to_embed
 from backend_client.http.stream_forms import EventStream
 from backend_client.lifetime import STARTED, owning
 from backend_client.options import FallbackOptions
@@ -78,6 +78,9 @@ class FallbackBackend:
         """The reply to a request that came as bytes. A cloud's is in OpenAI's form."""
         found, before = await self._first(request, self._fleet.forward, lambda cloud, wanted: cloud.forward(wanted))
         found.attempts[:0] = before
+        if request.failover.stream_recovery and asks_for_stream(request) and not isinstance(found.content, bytes):
+            # The cloud's, which nobody can take over; its caller gets all of it, or a clean error.
+            return replace(found, content=b"".join([part async for part in found.content]))
         if found.origin.source == "node":
             if not isinstance(found.content, bytes):
                 return replace(found, content=self._counting(found.content, (), found))
@@ -99,6 +102,36 @@ class FallbackBackend:
             await items.aclose()
 
     async def _first(
+        self,
+        request: Request,
+        on_fleet: Callable[[Request], Awaitable[R]],
+        in_cloud: Callable[[CloudBackend, Request], Awaitable[R]],
+    ) -> tuple[R, Attempts]:
+        """As `_by_model`; a prompt that is too long for its model goes to the larger one, if there is one."""
+        try:
+            return await self._by_model(request, on_fleet, in_cloud)
+        except ContextLengthExceeded as error:
+            larger, before = self._larger_model(request), error.attempts
+            if larger is None:
+                raise
+        log.info("%s is too long for its model and goes to %s", request.request_id, larger)
+        try:
+            # Its bytes name the first model.
+            answer, after = await self._by_model(replace(request, model=larger, content=None), on_fleet, in_cloud)
+        except NPUError as error:
+            error.attempts = before + error.attempts
+            raise
+        return answer, before + after
+
+    def _larger_model(self, request: Request) -> str | None:
+        """The model for a text that is too long for its own. Never for vectors: they would be of another space."""
+        larger = request.failover.on_context_length
+        if larger is None or ROUTES[request.path].form is None or ROUTES[request.path].upload:
+            return None
+        asked = request.model or self._bindings.default_model(request.kind) or ""
+        return None if plain_name(larger) == plain_name(asked) else larger
+
+    async def _by_model(
         self,
         request: Request,
         on_fleet: Callable[[Request], Awaitable[R]],

@@ -24,8 +24,10 @@ from backend_client.http.replies import passed_on
 from backend_client.http.routes import ROUTES, hides_usage
 from backend_client.http.stream_forms import EventStream, StreamEvent
 from backend_client.lifetime import STARTED, Deadline, OneLoop, in_daemon_thread, owning
+from backend_client.options import FailoverOptions
 from backend_client.results import EmbedBatch, RawReply
 
+FAILOVER = "X-NPU-Failover"
 _NOT_STREAMED = (None, False, 0, "", "false", "False", "0")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _DEVICES = ("NPU", "GPU", "CPU")
@@ -64,13 +66,14 @@ class OpenAIRoutes:
             route = ROUTES.get(path)
             if method != "POST" or route is None or not route.sdk:
                 return error_reply(404, "not_found", f"the fleet serves no {method} {path[:200]}")
+            options = _options(headers, self._core.options.failover)
             if not route.upload:
-                return await self._send(path, _options(headers), timeout, json_object(body))
+                return await self._send(path, options, timeout, json_object(body))
             # A recording is in memory whole, so that another node can get it while none has replied.
             kind = {name.lower(): value for name, value in headers.items()}.get("content-type", "")
             form, file = await in_daemon_thread(lambda: read_form(body, kind), "read a form")
             fields = {**form, "model": _first(form.get("model"))}
-            return await self._send(path, _options(headers), timeout, fields, file=file)
+            return await self._send(path, options, timeout, fields, file=file)
         except DeadlineExceeded:
             raise
         except (RequestRejected, NPUUnavailableError) as error:
@@ -130,8 +133,8 @@ def _model(name: str, report: ModelReport) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "npu-node", "kind": report.kind}
 
 
-def _options(headers: Mapping[str, str]) -> dict[str, Any]:
-    """What the headers of a request say to the client; further `X-` headers are sent on."""
+def _options(headers: Mapping[str, str], failover: FailoverOptions) -> dict[str, Any]:
+    """What the headers of a request say to the client, given its own `failover`; further `X-` headers are sent on."""
     given = {name.lower(): value for name, value in headers.items()}
     options: dict[str, Any] = {}
     request_id = given.pop("x-request-id", "")
@@ -142,6 +145,7 @@ def _options(headers: Mapping[str, str]) -> dict[str, Any]:
     options["require_device"] = read_device(given.pop("x-npu-require-device", None), "X-NPU-Require-Device")
     options["local_only"] = read_flag(given.pop("x-npu-local-only", None), "X-NPU-Local-Only")
     given.pop("x-request-timeout-ms", None)
+    options["failover"] = read_failover(given.pop(FAILOVER.lower(), None), failover)
     options["extra_headers"] = {
         name: value for name, value in given.items() if name.startswith("x-") and not name.startswith("x-stainless-")
     }
@@ -181,6 +185,14 @@ def read_flag(value: object, name: str) -> bool:
     if found is None:
         raise _wrong(name, "true or false")
     return found
+
+
+def read_failover(value: str | None, defaults: FailoverOptions) -> FailoverOptions:
+    """The options of a header over these."""
+    with contextlib.suppress(ValueError):
+        return FailoverOptions.read(value or "").over(defaults)
+    known = ", ".join(FailoverOptions.model_fields)
+    raise _wrong(FAILOVER, f"options among {known}, as in first_token_s=5, stall_s=off")
 
 
 def _wrong(name: str, known: str) -> RequestRejected:

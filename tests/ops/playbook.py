@@ -49,6 +49,24 @@ class Outcome:
         return found
 
 
+def succeeded(outcome):
+    assert outcome.status == 0, outcome.output[-6000:]
+    return outcome
+
+
+def failed(outcome, *said):
+    assert outcome.status != 0, outcome.output[-6000:]
+    for words in said:
+        assert words in outcome.text
+    return outcome
+
+
+def unchanged(outcome):
+    """It succeeded and found everything as it should be."""
+    succeeded(outcome)
+    assert not any(outcome.changed.values()), outcome.changed_tasks()
+
+
 def write_inventory(path, groups):
     """An inventory of `groups`, {group: {host: variables}}; the variables say how to reach the host, as root."""
     common = {"ansible_become": False, "ansible_python_interpreter": "/usr/bin/python3"}

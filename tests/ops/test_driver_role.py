@@ -7,6 +7,8 @@ import tarfile
 
 import pytest
 
+from tests.ops.playbook import failed, succeeded, unchanged
+
 pytestmark = [pytest.mark.timeout(7200)]
 
 RELEASE = {"intel-fw-npu": "1.19.0", "intel-driver-compiler-npu": "1.19.0", "intel-level-zero-npu": "1.19.0"}
@@ -50,27 +52,22 @@ def test_a_driver_is_installed_verified_and_left_alone_afterwards(hardware, devi
         "npu_driver_release_url": f"file://{archive}",
         "npu_driver_release_sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
     }
-    checked = apply("npu_driver", "--check", **DRIVER, **release)
-    assert checked.status == 0, checked.output[-5000:]
+    succeeded(apply("npu_driver", "--check", **DRIVER, **release))
     hardware.run("getent", "group", "render")
-    done = apply("npu_driver", **DRIVER, **release)
-    assert done.status == 0, done.output[-5000:]
+    succeeded(apply("npu_driver", **DRIVER, **release))
     listed = hardware.run("dpkg-query", "--show", "--showformat=${Package} ${Version}\n", *RELEASE).stdout
     assert dict(line.split() for line in listed.splitlines()) == RELEASE
     assert 'GROUP="render"' in hardware.run("cat", "/etc/udev/rules.d/70-npu.rules").stdout
     assert "intel_vpu" in hardware.run("cat", "/etc/modules-load.d/intel_vpu.conf").stdout
     assert hardware.run("dpkg-query", "--show", "firmware-intel-misc", "libze1").returncode == 0
-    again = apply("npu_driver", **DRIVER, **release)
-    assert again.status == 0, again.output[-5000:]
-    assert not any(again.changed.values()), again.changed_tasks()
+    unchanged(apply("npu_driver", **DRIVER, **release))
 
 
 def test_an_archive_with_another_hash_is_not_unpacked(hardware, devices, apply, archive):
     devices()
     wrong = {"npu_driver_release_url": f"file://{archive}", "npu_driver_release_sha256": "0" * 64}
-    failed = apply("npu_driver", **DRIVER, **wrong)
-    assert failed.status != 0
-    assert "checksum" in failed.output
+    refused = failed(apply("npu_driver", **DRIVER, **wrong))
+    assert "checksum" in refused.output
     assert "0" * 64 not in hardware.run("ls", "/var/lib/npu-driver").stdout
 
 
@@ -127,6 +124,4 @@ def test_on_ubuntu_kernel_and_firmware_have_other_names_and_no_source_is_added(h
 )
 def test_a_machine_that_cannot_work_is_told_why(devices, apply, devices_are, variables, said):
     devices(**devices_are)
-    failed = apply("npu_driver", **(DRIVER | variables))
-    assert failed.status != 0
-    assert said in failed.text
+    failed(apply("npu_driver", **(DRIVER | variables)), said)

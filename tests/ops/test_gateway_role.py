@@ -11,7 +11,7 @@ from backend_client.gateway.keys import KeyStore
 from tests.ops.calls import call
 from tests.ops.conftest import EMBEDDER, KEY, RUNBOOKS
 from tests.ops.containers import DEBIAN_13, Machine, booted, run
-from tests.ops.playbook import Outcome, play, write_inventory
+from tests.ops.playbook import Outcome, failed, play, succeeded, unchanged, write_inventory
 from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(7200)]
@@ -121,11 +121,10 @@ def test_keys_that_changed_on_the_controller_replace_those_of_the_machine(gatewa
     with contextlib.closing(KeyStore(gateway.keys)) as store:
         [old] = store.list()
         new = store.rotate(old.prefix)
-    outcome = play(gateway.inventory, "--tags=configure")
-    assert outcome.status == 0, outcome.output[-6000:]
+    succeeded(play(gateway.inventory, "--tags=configure"))
     assert embed(gateway.machine, gateway.key)[0] == 401
     assert embed(gateway.machine, new)[0] == 200
-    assert not any(play(gateway.inventory, "--tags=configure").changed.values())
+    unchanged(play(gateway.inventory, "--tags=configure"))
 
 
 def test_a_gateway_that_finds_no_node_fails_the_run_and_says_so(gateway):
@@ -135,19 +134,18 @@ def test_a_gateway_that_finds_no_node_fails_the_run_and_says_so(gateway):
         "npu_gateway_ready_timeout_s": 4,
     }
     try:
-        outcome = play(gateway.inventory, "--tags=configure", **wrong)
-        assert outcome.status != 0
-        assert f"The gateway on {NAME} does not serve" in outcome.text
-        assert "unavailable" in outcome.text
+        failed(
+            play(gateway.inventory, "--tags=configure", **wrong), f"The gateway on {NAME} does not serve", "unavailable"
+        )
     finally:
         # The settings are again those of the last run that succeeded, and the process is not.
-        assert play(gateway.inventory, "--tags=configure").status == 0
+        succeeded(play(gateway.inventory, "--tags=configure"))
 
 
 def test_prometheus_scrapes_the_gateway_with_a_key_of_its_own(gateway, tmp_path):
     with contextlib.closing(KeyStore(gateway.keys)) as store:
         key = store.add("prometheus")
-    assert play(gateway.inventory, "--tags=configure").status == 0
+    succeeded(play(gateway.inventory, "--tags=configure"))
     variables = {
         "npu_monitoring_nodes": [{"name": "node", "address": gateway.node.removeprefix("http://")}],
         "npu_monitoring_api_key": KEY,
@@ -165,8 +163,7 @@ def test_prometheus_scrapes_the_gateway_with_a_key_of_its_own(gateway, tmp_path)
     assert "npu_monitoring_gateway_key" in refused.text
     assert not refused.changed[NAME]
     # The run itself fails while a target is down.
-    outcome = play(inventory)
-    assert outcome.status == 0, outcome.output[-6000:]
+    succeeded(play(inventory))
     ask = (
         "import urllib.request; print(urllib.request.urlopen("
         "'http://127.0.0.1:9090/api/v1/query?query=npu_gateway_node_usable').read().decode())"
@@ -185,7 +182,6 @@ def test_prometheus_scrapes_the_gateway_with_a_key_of_its_own(gateway, tmp_path)
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_changed(gateway, given, problem):
-    outcome = play(gateway.inventory, **given)
-    assert outcome.status != 0
+    outcome = failed(play(gateway.inventory, **given))
     assert not outcome.changed[NAME]
     assert problem in outcome.text or "no_log" in outcome.text

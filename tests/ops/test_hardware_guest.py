@@ -7,7 +7,7 @@ say why.
 import pytest
 
 from tests.ops.guests import DEVICE_ID, booted_guest, missing_tools
-from tests.ops.playbook import role_runner
+from tests.ops.playbook import failed, role_runner, succeeded
 
 pytestmark = pytest.mark.timeout(7200)
 
@@ -51,16 +51,14 @@ def test_the_driver_s_kernel_is_installed_and_booted_and_the_other_removed(guest
 
 def test_the_iommu_is_turned_on_and_vfio_holds_the_device_after_one_reboot(guest, apply):
     before = guest.boot_id()
-    done = apply("npu_passthrough_host", "--skip-tags=install,guest", **HOST)
-    assert done.status == 0, done.output[-5000:]
+    done = succeeded(apply("npu_passthrough_host", "--skip-tags=install,guest", **HOST))
     booted = guest.boot_id()
     assert booted != before
     assert {"intel_iommu=on", "iommu=pt"} <= set(guest.run("cat", "/proc/cmdline").stdout.split())
     assert guest.run("readlink", "/sys/bus/pci/devices/0000:00:0b.0/driver").stdout.strip().endswith("/vfio-pci")
     assert "alone in its IOMMU group" in done.text
 
-    again = apply("npu_passthrough_host", "--skip-tags=install,guest", **HOST)
-    assert again.status == 0, again.output[-5000:]
+    again = succeeded(apply("npu_passthrough_host", "--skip-tags=install,guest", **HOST))
     assert guest.boot_id() == booted
     assert not any(again.changed.values()), again.changed_tasks()
 
@@ -68,15 +66,16 @@ def test_the_iommu_is_turned_on_and_vfio_holds_the_device_after_one_reboot(guest
 def test_what_the_kernel_s_log_says_of_the_firmware_is_told(guest, apply):
     """It is asked as if it were the guest of itself: its bus has the device, and then its log has the failure."""
     inside = {**HOST, "npu_passthrough_host_guest": "machine"}
-    seen = apply("npu_passthrough_host", "--tags=verify", **inside)
-    assert seen.status == 0, seen.output[-5000:]
+    seen = succeeded(apply("npu_passthrough_host", "--tags=verify", **inside))
     assert "machine sees the NPU" in seen.text
 
     guest.run("echo", "'intel_vpu 0000:00:0b.0: [drm] *ERROR* Failed to boot the firmware: -110'", ">", "/dev/kmsg")
-    failed = apply("npu_passthrough_host", "--tags=verify", **inside)
-    assert failed.status != 0
-    assert "its firmware does not boot there (-110)" in failed.text
-    assert "run the node on the host itself" in failed.text
-    driver = apply("npu_driver", "--tags=verify", **DRIVER)
-    assert driver.status != 0
-    assert "Its firmware did not boot (-110): restart the machine from cold" in driver.text
+    failed(
+        apply("npu_passthrough_host", "--tags=verify", **inside),
+        "its firmware does not boot there (-110)",
+        "run the node on the host itself",
+    )
+    failed(
+        apply("npu_driver", "--tags=verify", **DRIVER),
+        "Its firmware did not boot (-110): restart the machine from cold",
+    )

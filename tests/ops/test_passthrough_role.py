@@ -5,6 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.ops.playbook import failed, succeeded, unchanged
+
 pytestmark = [pytest.mark.timeout(7200)]
 
 IMAGES = "/var/lib/libvirt/images"
@@ -18,8 +20,7 @@ HOST = {
 
 def test_the_host_hands_the_npu_over(hardware, devices, apply):
     devices(driver="vfio-pci", cmdline="intel_iommu=on iommu=pt")
-    done = apply("npu_passthrough_host", "--skip-tags=install,guest", **HOST)
-    assert done.status == 0, done.output[-5000:]
+    done = succeeded(apply("npu_passthrough_host", "--skip-tags=install,guest", **HOST))
     assert "alone in its IOMMU group" in done.text
     assert "intel_iommu=on iommu=pt" in hardware.run("cat", "/etc/default/grub.d/60-npu-passthrough.cfg").stdout
     bound = hardware.run("cat", "/etc/modprobe.d/npu-passthrough.conf").stdout
@@ -28,9 +29,7 @@ def test_the_host_hands_the_npu_over(hardware, devices, apply):
     called = hardware.run("cat", "/srv/called").stdout
     assert "update-grub" in called
     assert "update-initramfs -u -k all" in called
-    again = apply("npu_passthrough_host", "--skip-tags=install,guest", **HOST)
-    assert again.status == 0
-    assert not any(again.changed.values()), again.changed_tasks()
+    unchanged(apply("npu_passthrough_host", "--skip-tags=install,guest", **HOST))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def test_a_host_that_cannot_hand_it_over_is_told_why(devices, apply, devices_are
 
 def test_a_bridge_in_the_group_is_no_hindrance(devices, apply):
     devices(driver="vfio-pci", cmdline="intel_iommu=on iommu=pt", others="0000:00:1c.0", kind="0x060400")
-    assert apply("npu_passthrough_host", "--skip-tags=install,guest", **HOST).status == 0
+    succeeded(apply("npu_passthrough_host", "--skip-tags=install,guest", **HOST))
 
 
 def test_a_guest_is_made_of_an_image_and_another_is_adopted(hardware, devices, apply):
@@ -64,19 +63,15 @@ def test_a_guest_is_made_of_an_image_and_another_is_adopted(hardware, devices, a
         "npu_passthrough_host_image_sha256": hardware.run("sha256sum", "/srv/cloud.img").stdout.split()[0],
         "npu_passthrough_host_guest_ssh_keys": ["ssh-ed25519 AAAA operator"],
     }
-    checked = apply("npu_passthrough_host", "--check", **HOST, **image)
-    assert checked.status == 0, checked.output[-5000:]
-    made = apply("npu_passthrough_host", **HOST, **image)
-    assert made.status == 0, made.output[-5000:]
+    succeeded(apply("npu_passthrough_host", "--check", **HOST, **image))
+    succeeded(apply("npu_passthrough_host", **HOST, **image))
     domain = virsh(hardware, "dumpxml", "npu-guest")
     assert npu_of(domain) == {"domain": "0x0000", "bus": "0x00", "slot": "0x0b", "function": "0x0"}
     disk = json.loads(hardware.run("qemu-img", "info", "--output=json", f"{IMAGES}/npu-guest.qcow2").stdout)
     assert (disk["format"], disk["virtual-size"]) == ("qcow2", 40 * 2**30)
     assert "ssh-ed25519 AAAA operator" in hardware.run("cat", f"{IMAGES}/npu-guest.user-data").stdout
 
-    again = apply("npu_passthrough_host", **HOST, **image)
-    assert again.status == 0, again.output[-5000:]
-    assert not any(again.changed.values()), again.changed_tasks()
+    unchanged(apply("npu_passthrough_host", **HOST, **image))
 
     other = parsed(domain)
     other.find("name").text = "of-old"
@@ -84,13 +79,10 @@ def test_a_guest_is_made_of_an_image_and_another_is_adopted(hardware, devices, a
     other.find("devices").remove(other.find("devices/hostdev"))
     hardware.run("sh", "-c", 'printf %s "$1" > /srv/of-old.xml', "sh", ElementTree.tostring(other, "unicode"))
     virsh(hardware, "define", "/srv/of-old.xml")
-    adopted = apply("npu_passthrough_host", npu_passthrough_host_domain="of-old", **HOST)
-    assert adopted.status == 0, adopted.output[-5000:]
+    succeeded(apply("npu_passthrough_host", npu_passthrough_host_domain="of-old", **HOST))
     assert npu_of(virsh(hardware, "dumpxml", "of-old")) == npu_of(domain)
 
-    missing = apply("npu_passthrough_host", npu_passthrough_host_domain="nobody", **HOST)
-    assert missing.status != 0
-    assert "There is no domain nobody" in missing.text
+    failed(apply("npu_passthrough_host", npu_passthrough_host_domain="nobody", **HOST), "There is no domain nobody")
 
 
 def virsh(machine, *command):

@@ -188,7 +188,7 @@ def by_path(directory, store):
     config = directory / "by_path.toml"
     colours = kept_colours(store)
     config.write_text(
-        f'npu_emulation = true\ncompile_cache = "{directory}/compiled"\n'
+        f'npu_emulation = true\ncompile_cache = "{colours.parent}/compiled"\n'
         f'[[models]]\nname = "colours"\npath = "{colours}"\nplacements = ["NPU"]\n'
         f"max_prompt_len = 256\nmin_response_len = 64\n"
         f'[[models]]\nname = "ranker"\npath = "{directory}/ranker"\nplacements = ["NPU"]\nnpu_buckets = [128]\n'

@@ -3,6 +3,7 @@
 The counter is a file that the test writes, as the kernel would for a process that is not the node's.
 """
 
+import itertools
 import json
 
 import pytest
@@ -26,25 +27,17 @@ min_response_len = 64
 PROMPT = {"prompt": "What is the capital of France?"}
 
 
-class Counter:
-    """The busy counter of a device that only others use, as far as it tells."""
-
-    def __init__(self, directory):
-        self._file = directory / "npu_busy_time_us"
-        self._count = 0
-        self.used_by_others()
-
-    def used_by_others(self):
-        self._count += 10_000_000
-        fresh = self._file.with_name("fresh")
-        fresh.write_text(f"{self._count}\n")
-        fresh.replace(self._file)
-
-
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory, quick_models):
-    directory = tmp_path_factory.mktemp("sysfs")
-    counter = Counter(directory)
+    """A node, and a function that moves the counter of its device as others do who use it."""
+    directory, counts = tmp_path_factory.mktemp("sysfs"), itertools.count(10_000_000, 10_000_000)
+
+    def use_by_others():
+        fresh = directory / "fresh"
+        fresh.write_text(f"{next(counts)}\n")
+        fresh.replace(directory / "npu_busy_time_us")
+
+    use_by_others()
     config = directory / "node.toml"
     config.write_text(CONFIG)
     # No canary comes between the requests: it would be the run that sees what moved before it.
@@ -55,7 +48,7 @@ def shared(tmp_path_factory, quick_models):
     } | quick_models
     with start_node("--config", str(config), ready=False, **environment) as node:
         node.wait_for(lambda body: body["status"] == "ready", timeout=240)
-        yield node, counter
+        yield node, use_by_others
 
 
 @pytest.mark.parametrize(
@@ -68,21 +61,21 @@ def shared(tmp_path_factory, quick_models):
     ids=["stop sequence", "embedding"],
 )
 async def test_a_reply_says_that_its_busy_time_is_not_its_own(shared, http, path, body):
-    node, counter = shared
+    node, use_by_others = shared
 
     async def ask(body):
         async with http.post(node.url + path, json=body) as reply:
             assert reply.status == 200
             return reply.headers.get("X-NPU-Busy-Exclusive"), (await reply.json()).get("npu_busy_exclusive")
 
-    counter.used_by_others()
+    use_by_others()
     assert await ask(body) == ("false", False)
     again = {"texts": ["two"]} if path == "/embeddings" else body
     assert await ask(again) == (None, None), "nobody is known to have used it"
 
 
 async def test_a_stream_that_others_run_into_says_so_at_its_end(shared, http):
-    node, counter = shared
+    node, use_by_others = shared
     # So long that it goes on when the counter is moved, though this process is not run for a while.
     body = {**PROMPT, "max_new_tokens": 150, "ignore_eos": True, "stream": True}
     events = []
@@ -90,7 +83,7 @@ async def test_a_stream_that_others_run_into_says_so_at_its_end(shared, http):
         async for line in reply.content:
             if line.startswith(b"data: "):
                 if not events:
-                    counter.used_by_others()
+                    use_by_others()
                 events.append(json.loads(line[6:]))
     assert (events[-1]["npu_busy_delta_us"], events[-1]["npu_busy_exclusive"]) == (10_000_000, False)
     async with http.get(node.url + "/metrics") as reply:

@@ -198,23 +198,21 @@ class _Parser:
         character = self._take()
         match character:
             case "(":
-                return self._group()
+                if self._accept("?") and not self._accept(":"):
+                    raise PatternRefused(f"a group with (?{self._peek()} at position {self._position}")
+                return self._closed(self._row)
             case "[":
                 return self._class()
             case ".":
                 return self._set(_DOT)
             case "\\":
-                return self._escape()
+                found = self._escaped()
+                return self._set(found) if isinstance(found, _CharacterSet) else text(found)
             case "^" | "$":
                 raise PatternRefused(f"{character} in the middle, at position {self._position - 1}")
             case "*" | "+" | "?" | "{" | "}" | "]":
                 raise PatternRefused(f"unexpected {character!r} at position {self._position - 1}")
         return text(character)
-
-    def _group(self) -> Term:
-        if self._accept("?") and not self._accept(":"):
-            raise PatternRefused(f"a group with (?{self._peek()} at position {self._position}")
-        return self._closed(self._row)
 
     def _closed(self, option: Callable[[], Term]) -> Term:
         self._depth += 1
@@ -225,10 +223,6 @@ class _Parser:
         if not self._accept(")"):
             raise PatternRefused("a group is not closed")
         return inner
-
-    def _escape(self) -> Term:
-        found = self._escaped()
-        return self._set(found) if isinstance(found, _CharacterSet) else text(found)
 
     def _escaped(self) -> str | _CharacterSet:
         character = self._take()

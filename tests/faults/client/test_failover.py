@@ -19,9 +19,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from backend_client import CloudClient, InferenceClient, NPUClient, NPUError
+from backend_client import ClientOptions, CloudClient, InferenceClient, NPUClient, NPUError
 from backend_client.gateway.app import make_app
 from backend_client.gateway.settings import GatewaySettings
+from backend_client.options import NO_FAILOVER, FailoverOptions
 from backend_client.testing.node import WRITER, event_bytes, route_headers
 from tests.faults.client.test_fallback import settings as cloud_settings
 from tests.faults.scripted_node import ScriptedCloud, ScriptedNode, error_response
@@ -168,7 +169,7 @@ SCENARIOS = {
     "S04": Scenario("503 always", refuse(503, "unavailable"), few),
     "S05": Scenario("connection reset before the headers", reset_once),
     "S06": Scenario("no response", never_answer, within(8), asked_once, timeout=4),
-    "S07": Scenario("slow first token", answering(wait=2.5), advised=within(2)),
+    "S07": Scenario("slow first token", answering(wait=4.0), advised=within(3)),
     "S08": Scenario("stream cut", answering(until=40)),
     "S09": Scenario("stream stalls", answering(until=20, stall=6.0), within(8), timeout=4),
     "S10": Scenario("malformed chunk", answering(broken=10)),
@@ -191,7 +192,7 @@ def verdict(scenario, run):
 
 
 @asynccontextmanager
-async def system(respond, surface):
+async def system(respond, surface, failover):
     """A node that responds so, and a cloud that takes no prefill: yields how to ask both, the node and the cloud."""
     async with ScriptedNode().running() as node, ScriptedCloud().running() as cloud:
         node.times = []
@@ -205,8 +206,8 @@ async def system(respond, surface):
             return error_response(400, "invalid_request") if body["messages"][-1]["role"] != "user" else None
 
         node.respond, cloud.respond, node.answer, cloud.answer = scripted, no_prefill, TEXT, TEXT
-        behind = CloudClient(cloud_settings(cloud, chat_models={WRITER: "cloud-chat"}))
-        client = InferenceClient(NPUClient([node.url]), behind)
+        behind = CloudClient(cloud_settings(cloud, chat_models={WRITER: "cloud-chat", "larger": "cloud-large"}))
+        client = InferenceClient(NPUClient([node.url], options=ClientOptions(failover=failover)), behind)
         await client.npu.health()
         app = make_app(GatewaySettings.load(), client)
         # The application closes the client.
@@ -263,10 +264,10 @@ async def post(http, body, timeout):
 SURFACES = {"chat": chat, "stream_chat": stream_chat, "whole": gateway_whole, "stream": gateway_stream}
 
 
-async def play(scenario, surface):
+async def play(scenario, surface, failover):
     """The verdict of one scenario; afterwards the same client and node serve a healthy request."""
     run, after = Run(), Run()
-    async with system(scenario.respond, surface) as (ask, node, cloud):
+    async with system(scenario.respond, surface, failover) as (ask, node, cloud):
         began = time.monotonic()
         with contextlib.suppress(NPUError):
             await asyncio.wait_for(ask(run, scenario.timeout), 20)
@@ -277,7 +278,7 @@ async def play(scenario, surface):
     return verdict(scenario, run)
 
 
-async def flap(surface):
+async def flap(surface, failover):
     """The verdict of S15: the node refuses for a second, then serves; twenty requests in three seconds."""
 
     asked_at = []
@@ -289,7 +290,7 @@ async def flap(surface):
         return await answer(request)
 
     runs = []
-    async with system(down_at_first, surface) as (ask, _, _):
+    async with system(down_at_first, surface, failover) as (ask, _, _):
         for _ in range(20):
             runs.append(Run())
             await ask(runs[-1])
@@ -299,20 +300,27 @@ async def flap(surface):
     return "pass" if runs[-1].model == WRITER else "fail"
 
 
-async def scores(surface):
+async def scores(surface, failover=NO_FAILOVER):
     """The verdict of every scenario. They run at the same time, each with a node and a cloud of its own."""
-    played = [play(scenario, surface) for scenario in SCENARIOS.values()]
-    found = await asyncio.gather(*played, flap(surface))
+    played = [play(scenario, surface, failover) for scenario in SCENARIOS.values()]
+    found = await asyncio.gather(*played, flap(surface, failover))
     return dict(zip([*SCENARIOS, "S15"], found, strict=True))
 
 
 PASSED = dict.fromkeys([*SCENARIOS, "S15"], "pass")
 WAITS = {"S07": "partial", "S12": "safe"}
-BROKEN = {**WAITS, "S08": "safe", "S09": "safe", "S10": "safe", "S14": "safe"}
+BROKEN = dict.fromkeys(["S08", "S09", "S10", "S14"], "safe")
+OPTIONS = FailoverOptions(first_token_s=1, stall_s=1, on_context_length="larger", stream_recovery="restart")
 
 
 @pytest.mark.parametrize(
-    ("surface", "less"), [("chat", WAITS), ("whole", WAITS), ("stream_chat", BROKEN), ("stream", BROKEN)]
+    ("surface", "less"),
+    [("chat", WAITS), ("whole", WAITS), ("stream_chat", WAITS | BROKEN), ("stream", WAITS | BROKEN)],
 )
 async def test_by_default_no_fault_loses_text_and_these_are_not_rescued(surface, less):
-    assert await scores(surface) == {**PASSED, **less}
+    assert await scores(surface) == PASSED | less
+
+
+@pytest.mark.parametrize(("surface", "less"), [("chat", {}), ("whole", {}), ("stream_chat", BROKEN), ("stream", {})])
+async def test_the_options_rescue_every_fault_but_of_a_stream_that_has_reached_its_caller(surface, less):
+    assert await scores(surface, OPTIONS) == PASSED | less

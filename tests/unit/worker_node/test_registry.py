@@ -8,7 +8,6 @@ from worker_node import registry
 from worker_node.core.errors import ConfigurationError
 from worker_node.registry import Task, task_of, tasks
 
-ANOTHER = Task(kind="another", verb="do", capability="another", serving="nowhere:NOTHING")
 EMBEDDING_TOO = Task(kind="embedding", verb="do", capability="another", serving="nowhere:NOTHING")
 NO_TASK = object()
 
@@ -25,13 +24,6 @@ def installed(monkeypatch):
     yield install
     monkeypatch.undo()
     registry.tasks.cache_clear()
-
-
-def test_the_nodes_own_tasks_come_first_and_installed_ones_after(installed):
-    installed("ANOTHER")
-    assert list(tasks())[-1] == "another"
-    assert {"embedding", "generation"} < set(tasks())
-    assert task_of("another") is ANOTHER
 
 
 @pytest.mark.parametrize(

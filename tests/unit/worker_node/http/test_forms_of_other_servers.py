@@ -124,7 +124,7 @@ UNSUPPORTED = {
         ({"use_beam_search": True}, "best_of"),
         ({"use_beam_search": True, "best_of": 4}, "use_beam_search"),
         ({"use_beam_search": True, "best_of": 4, "guided_choice": ["yes"]}, "use_beam_search"),
-        ({"use_beam_search": True, "best_of": 4, "stream": True}, "stream"),
+        ({"use_beam_search": True, "n": 4, "stream": True}, "stream"),
         ({"best_of": 2, "stream": True}, "stream"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 21}, "best_of"),

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineState, EngineStats, EngineStatus
 from worker_node.http.metrics import Readings, read_models
-from worker_node.manager.placement import Placement
+from worker_node.manager.placement import LoadRequest, Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 
 LABELS = {"model": "m", "device": "NPU"}
@@ -18,9 +18,9 @@ LABELS = {"model": "m", "device": "NPU"}
 class Reading(Collector):
     """The metrics of one placement with the given status."""
 
-    def __init__(self, status):
+    def __init__(self, status, request=None):
         admission = Admission("m", AdmissionLimits(max_outstanding=8))
-        placement = Placement(Device.NPU, SimpleNamespace(status=status), admission, 1024, 1152)
+        placement = Placement(Device.NPU, SimpleNamespace(status=status), admission, 1024, 1152, request=request)
         model = SimpleNamespace(id="m", placements=[placement], excluded=())
         self._registry = SimpleNamespace(models=[model], failed=())
 
@@ -30,9 +30,9 @@ class Reading(Collector):
         return found.values()
 
 
-def value(status, name, **labels):
+def value(status, name, request=None, **labels):
     registry = CollectorRegistry()
-    registry.register(Reading(status))
+    registry.register(Reading(status, request))
     return registry.get_sample_value(f"npu_node_{name}", LABELS | labels)
 
 
@@ -48,6 +48,12 @@ def test_exactly_the_state_that_an_engine_is_in_is_one():
     for priority in ("interactive", "batch"):
         assert value(status, "admission_outstanding_tokens", priority=priority) == 0
         assert value(status, "admission_expected_wait_seconds", priority=priority) == 0
+
+
+def test_an_engine_whose_load_waits_for_its_turn_is_starting_as_in_health():
+    status, request = EngineStatus(EngineState.UNLOADED), LoadRequest(since=0.0)
+    assert value(status, "engine_state", request, state="starting") == 1
+    assert value(status, "engine_state", request, state="unloaded") == 0
 
 
 def test_what_an_engine_holds_and_proved_is_told():

@@ -91,22 +91,6 @@ class Counted:
         return self._tokenizer.encode_batch_fast(texts, **how)
 
 
-class UntilAbandoned:
-    """Work in a thread that goes on for as long as somebody waits for it."""
-
-    def __init__(self):
-        self.begun, self.left = threading.Event(), threading.Event()
-
-    def __call__(self, go_on):
-        self.begun.set()
-        try:
-            while True:
-                go_on()
-                time.sleep(0.001)
-        finally:
-            self.left.set()
-
-
 @pytest.fixture(scope="module")
 def whole():
     words = {word: index for index, word in enumerate(["[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "##a", "##b", "é"])}
@@ -154,12 +138,22 @@ async def test_tokens_are_counted_up_to_a_size_and_beyond_it_only_found_too_many
 async def test_a_deadline_ends_the_wait_for_a_thread_and_the_work_in_it(embedder, monkeypatch):
     threads = TokenizingThreads()
     monkeypatch.setattr(tokenizing, "THREADS", threads)
-    work = UntilAbandoned()
+    begun, left = threading.Event(), threading.Event()
+
+    def work(go_on):
+        begun.set()
+        try:
+            while True:
+                go_on()
+                time.sleep(0.001)
+        finally:
+            left.set()
+
     working = asyncio.create_task(threads.run(work, 10, time.monotonic() + 3.0))
-    await asyncio.to_thread(work.begun.wait, 10)
+    await asyncio.to_thread(begun.wait, 10)
     with pytest.raises(DeadlineExceeded):
         await working
-    assert await asyncio.to_thread(work.left.wait, 10)
+    assert await asyncio.to_thread(left.wait, 10)
     with pytest.raises(DeadlineExceeded):
         await embedder.encode(["a " * 30_000], truncate=True, deadline=time.monotonic() - 1)
 
