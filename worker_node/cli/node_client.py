@@ -19,7 +19,7 @@ import orjson
 
 from worker_node.cli.output import printable
 from worker_node.core.errors import ConfigurationError, NodeError
-from worker_node.core.types import Progress
+from worker_node.models.progress import Progress
 
 T = TypeVar("T")
 

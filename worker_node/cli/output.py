@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from worker_node.core.types import Progress
+from worker_node.models.progress import Progress
 
 if TYPE_CHECKING:
     from rich import progress as rich_progress

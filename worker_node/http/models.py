@@ -22,7 +22,6 @@ from worker_node.core.errors import (
     NodeError,
     NotOffered,
 )
-from worker_node.core.types import Progress
 from worker_node.engines.protocol import EngineState
 from worker_node.http.body import Body, read_body
 from worker_node.http.context import NODE, deadline_of
@@ -43,6 +42,7 @@ from worker_node.manager.manager import ModelManager
 from worker_node.manager.replacement import WhileInUse
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
+from worker_node.models.progress import Progress
 from worker_node.models.sources import is_below, is_local
 from worker_node.node import ReloadReport
 from worker_node.registry import task_of, tasks
@@ -296,8 +296,7 @@ class PullJob(Progress):
         self.id = "pull_" + secrets.token_hex(8)
         self.name = name
         self.error: NodeError | None = None
-        self._stage: str | None = None
-        self._total: int | None = None
+        self._stages: list[tuple[str, int | None]] = []
         self._done = 0
         self.task = asyncio.create_task(self._pull(manager), name=self.id)
 
@@ -311,7 +310,8 @@ class PullJob(Progress):
             raise
 
     def stage(self, name: str, total: int | None = None) -> None:
-        self._stage, self._total, self._done = name, total, 0
+        self._stages.append((name, total))
+        self._done = 0
 
     def update(self, done: int) -> None:
         self._done = done
@@ -319,21 +319,26 @@ class PullJob(Progress):
     def describe(self) -> dict[str, Any]:
         """See `PullReply`."""
         ended = "done" if self.error is None else "failed"
+        stage, total = self._stages[-1] if self._stages else (None, None)
         return {
             "id": self.id,
             "name": self.name,
             "state": ended if self.task.done() else "running",
-            "stage": self._stage,
+            "stage": stage,
             "completed": self._done,
-            "total": self._total,
+            "total": total,
             "error": None if self.error is None else describe(self.error),
         }
 
     async def changes(self) -> AsyncIterator[dict[str, Any]]:
-        """The job now and as it changes, until it has ended."""
+        """The job now and as it changes, until it has ended. A stage that passed between two looks is not left out."""
         before: dict[str, Any] = {"state": "running"}
+        seen = max(0, len(self._stages) - 1)
         while before["state"] == "running":
             now = self.describe()
+            for stage, total in self._stages[seen:-1]:
+                yield now | {"state": "running", "stage": stage, "completed": total or 0, "total": total, "error": None}
+            seen = max(0, len(self._stages) - 1)
             if now != before:
                 yield now
             before = now

@@ -22,7 +22,6 @@ from worker_node.core.errors import (
     ModelNotFound,
     NodeError,
 )
-from worker_node.core.types import Progress
 from worker_node.devices.memory import resident_memory
 from worker_node.manager.reconciler import Reconciler
 from worker_node.manager.replacement import Replacement, WhileInUse
@@ -30,6 +29,7 @@ from worker_node.manager.served import FailedModel, KeepAlive, Names, ServedMode
 from worker_node.manager.work import BoundedWork
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import InstalledModel
+from worker_node.models.progress import Progress
 from worker_node.models.pull import PullSpec, pull
 from worker_node.models.store import ModelStore
 from worker_node.registry import task_of, tasks

@@ -22,9 +22,9 @@ from typing import IO, Any
 from worker_node.core.environment import tool_environment
 from worker_node.core.errors import DownloadFailed, HashMismatch, ModelError
 from worker_node.core.operating_system import tethered
-from worker_node.core.types import Progress
 from worker_node.models.catalog import HubReference, PackageSource
 from worker_node.models.disk import disk_full, in_gigabytes
+from worker_node.models.progress import Progress
 from worker_node.models.sources import Listing, RemoteFile
 
 # In what pip writes of a connection that failed: the reason of the system, else the name of the error.

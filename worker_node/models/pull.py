@@ -32,7 +32,6 @@ from worker_node.core.errors import (
     SourceRejected,
 )
 from worker_node.core.operating_system import tethered
-from worker_node.core.types import Progress
 from worker_node.devices.memory import available_memory
 from worker_node.models.catalog import CatalogEntry, HubReference, Quantization, SourceFormat
 from worker_node.models.convert.job import ConversionJob, recognised, special_file
@@ -40,6 +39,7 @@ from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FIL
 from worker_node.models.disk import free_space, in_gigabytes, require_space, storage_problem
 from worker_node.models.downloads import fetch_file, fetch_head, fetch_package, file_sha256, list_repository
 from worker_node.models.npu_rules import Suitability, npu_verdict
+from worker_node.models.progress import Progress
 from worker_node.models.sources import (
     CONFIG_FILES,
     EXPORT,

@@ -31,7 +31,7 @@ from worker_node.core.errors import (
     ModelNotFound,
 )
 from worker_node.core.operating_system import flush, lock, try_lock
-from worker_node.core.types import ModelKind, Progress
+from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Catalog, CatalogEntry, Quantization, SourceFormat, as_id, normalise_name
 from worker_node.models.convert.job import recognised, special_file
 from worker_node.models.directory import (
@@ -45,6 +45,7 @@ from worker_node.models.directory import (
     read_facts,
 )
 from worker_node.models.disk import storage_problem
+from worker_node.models.progress import Progress
 from worker_node.models.pull import PullSpec, has_changed, prepare
 from worker_node.models.sources import (
     SAFETENSORS_FILE,

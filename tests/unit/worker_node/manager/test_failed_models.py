@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from worker_node.core.errors import EngineUnavailable, ModelNotFound
-from worker_node.core.types import ModelKind, Progress
+from worker_node.core.types import ModelKind
 from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.manager import ModelManager
 from worker_node.manager.served import FailedModel
 from worker_node.models.directory import MANIFEST_FILE, WEIGHTS_FILE
+from worker_node.models.progress import Progress
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import Machine, build_on_demand, configured_models
 from worker_node.settings import ModelSettings, NodeSettings

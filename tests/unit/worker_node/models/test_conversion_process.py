@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.published import install
 from worker_node.core.errors import ConversionFailed
-from worker_node.core.types import Progress
+from worker_node.models.progress import Progress
 from worker_node.models.store import ModelStore
 
 pytestmark = pytest.mark.slow

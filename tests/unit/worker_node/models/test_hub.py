@@ -7,10 +7,10 @@ import pytest
 
 from tests.support.scripted_hub import COMMIT, Repository
 from worker_node.core.errors import DownloadFailed, HashMismatch
-from worker_node.core.types import Progress
 from worker_node.models import disk
 from worker_node.models.catalog import HubReference, SourceFormat
 from worker_node.models.downloads import fetch_head, list_repository
+from worker_node.models.progress import Progress
 from worker_node.models.pull import fetch_hub
 
 WEIGHTS = bytes(range(256)) * 2048

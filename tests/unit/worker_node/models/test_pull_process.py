@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from worker_node.core.errors import DownloadFailed, HashMismatch
 from worker_node.core.operating_system import tethered
-from worker_node.core.types import Progress
 from worker_node.models import pull as pull_process
 from worker_node.models.catalog import Catalog, CatalogEntry, PackageSource, Quantization, SourceFile, SourceFormat
+from worker_node.models.progress import Progress
 from worker_node.models.store import ModelStore
 
 # Processes with OpenVINO to import: the pull that is killed, and the one that it started to convert.
