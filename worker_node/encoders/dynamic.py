@@ -18,6 +18,7 @@ import openvino as ov
 from worker_node.core.types import Device
 from worker_node.devices.memory import usable_cores
 from worker_node.encoders.jobs import DynamicEncoderOptions, RowRunner
+from worker_node.engines.options import options_in
 from worker_node.engines.protocol import EngineSpec, EngineStats, Inbox, Loaded, Outbox, Outcome, OutcomeBatch
 from worker_node.scheduling.texts import BatchLimits, Waiting
 
@@ -54,7 +55,7 @@ class DynamicEncoder(RowRunner):
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__()
         self._spec = spec
-        self._options = msgspec.convert(spec.options, DynamicEncoderOptions)
+        self._options = options_in(spec, DynamicEncoderOptions)
         on_cpu = spec.device is Device.CPU
         self._limits = BatchLimits(
             max_tokens=self._options.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS),

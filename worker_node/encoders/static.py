@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import openvino as ov
 
 from worker_node.devices.blobs import (
@@ -25,6 +24,7 @@ from worker_node.devices.blobs import (
 )
 from worker_node.devices.npu import busy_meter
 from worker_node.encoders.jobs import RowJob, RowRunner, StaticEncoderOptions
+from worker_node.engines.options import options_in
 from worker_node.engines.protocol import (
     DeviceBroken,
     EngineSpec,
@@ -43,7 +43,7 @@ class StaticEncoder(RowRunner):
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__()
         self._spec = spec
-        self._options = msgspec.convert(spec.options, StaticEncoderOptions)
+        self._options = options_in(spec, StaticEncoderOptions)
         longest = self._options.npu_buckets[-1]
         rows = self._options.npu_batch_size
         self._limits = BatchLimits(longest * rows, rows, lengths=self._options.npu_buckets)

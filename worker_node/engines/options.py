@@ -21,7 +21,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
+import msgspec
+
 from worker_node.core.types import Device
+from worker_node.engines.protocol import EngineSpec
 from worker_node.registry import import_options
 
 
@@ -85,6 +88,7 @@ class Declared:
 _DECLARED: dict[type[Options], Mapping[str, Declared]] = {}
 
 O = TypeVar("O", bound=Options)  # noqa: E741
+E = TypeVar("E", bound=EngineOptions)
 
 
 def declare(owner: type[O]) -> type[O]:
@@ -122,6 +126,13 @@ def engine_for(task: str, device: Device) -> type[EngineOptions]:
         if owner.task == task and device in owner.devices:
             return owner
     raise LookupError(f"no engine runs {task} models on {device}")
+
+
+def options_in(spec: EngineSpec, owner: type[E]) -> E:
+    """The options of an engine, in its process. Raises TypeError for one that `owner` does not declare."""
+    if unknown := spec.options.keys() - {field.name for field in dataclasses.fields(owner)}:
+        raise TypeError(f"{owner.__name__} must declare {', '.join(sorted(unknown))}, which {spec.runner} is given")
+    return msgspec.convert(spec.options, owner)
 
 
 # Options of engines that can load what was compiled ahead of time.

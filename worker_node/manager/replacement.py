@@ -49,8 +49,8 @@ class Replacement:
     async def replace(self, old: ServedModel, new: ServedModel) -> str | None:
         """Serve `new` in place of `old`, which serves until its last request. Returns why `new` could not be loaded.
 
-        The first engine of `new` is loaded before that, if it is eager or `old` serves on its device and memory holds
-        both. The others are loaded after the change where they are eager or `old` served, and requests for them wait.
+        The first engine of `new` is loaded before the change if memory holds both, and if it is eager or `old` serves
+        on its device. The others are loaded after it where they are eager or `old` served; requests for them wait.
         """
         first = new.placements[0]
         served = {placement.device for placement in old.placements if placement.engine.ready}

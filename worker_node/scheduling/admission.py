@@ -3,7 +3,8 @@
 Overload is answered with 429 and a Retry-After from the estimated wait; a request whose deadline would pass in the
 queue is refused now rather than served late. The wait is queued tokens by measured rates. A job has two phases: the
 prefill (the tokens of its prompt, or of its texts), for which jobs take turns, and the decode (new tokens), in which up
-to `sequences` jobs share the engine. An embedding is a prefill only. What comes later and goes first is not foreseen.
+to `sequences` jobs share the engine. An embedding is a prefill only. The estimate
+does not include jobs that arrive later and go first.
 """
 
 from __future__ import annotations

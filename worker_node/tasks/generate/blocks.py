@@ -68,8 +68,8 @@ class Opened:
 class Grown:
     """The open block grew by `text`.
 
-    `logprobs`, where asked for, are those of the tokens that arrived; the text of some may still be held back. Where
-    there is no text for them they come with an empty one, of a block that was not opened.
+    `logprobs`, where asked for, are those of the tokens that arrived; the text of some may still be held back. Tokens
+    without any text come with an empty `text`, and no block is opened for them.
     """
 
     block: Block

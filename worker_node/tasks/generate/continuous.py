@@ -19,11 +19,11 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from worker_node.engines.options import options_in
 from worker_node.engines.protocol import (
     TOKEN_BYTES,
     TOKEN_DTYPE,
@@ -58,7 +58,7 @@ class ContinuousRunner:
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
-        self._options = msgspec.convert(spec.options, ContinuousOptions)
+        self._options = options_in(spec, ContinuousOptions)
         # Holds a job until its answer begins, in the pipeline or not.
         self._queue: JobQueue[GenerateJob] = JobQueue()
         # What is in the pipeline, in the order in which GenAI got it.

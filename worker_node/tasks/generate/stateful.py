@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
@@ -25,6 +24,7 @@ from worker_node.devices.blobs import (
     unusable,
 )
 from worker_node.devices.npu import BusyMeter, busy_meter
+from worker_node.engines.options import options_in
 from worker_node.engines.protocol import (
     TOKEN_DTYPE,
     DeviceBroken,
@@ -187,7 +187,7 @@ class StatefulRunner(PipelineRunner):
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__()
         self._spec = spec
-        self._options = msgspec.convert(spec.options, StatefulOptions)
+        self._options = options_in(spec, StatefulOptions)
 
     def load(self) -> Loaded:
         began = time.monotonic()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import msgspec
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
@@ -20,6 +19,7 @@ import openvino_genai as genai
 from worker_node.core.types import Busy, Device
 from worker_node.devices.blobs import brief, describe_npu, npu_properties, require_npu
 from worker_node.devices.npu import busy_meter
+from worker_node.engines.options import options_in
 from worker_node.engines.protocol import (
     DeviceBroken,
     EngineSpec,
@@ -57,7 +57,7 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__()
         self._spec = spec
-        self._options = msgspec.convert(spec.options, TranscribeOptions)
+        self._options = options_in(spec, TranscribeOptions)
         self._on_npu = spec.device is Device.NPU
 
     def load(self) -> Loaded:

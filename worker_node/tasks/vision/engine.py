@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import msgspec
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
@@ -15,6 +14,7 @@ import openvino_genai as genai
 from worker_node.core.types import Device
 from worker_node.devices.blobs import brief, describe_npu, npu_properties, require_npu
 from worker_node.devices.npu import busy_meter
+from worker_node.engines.options import options_in
 from worker_node.engines.protocol import DeviceBroken, EngineSpec, Failed, Loaded
 from worker_node.tasks.generate.messages import GenerateJob
 from worker_node.tasks.generate.sampling import generation_config
@@ -40,13 +40,13 @@ class VisionRunner(PipelineRunner):
         self._spec = spec
         self._npu: VisionNpuOptions | None = None
         if spec.device is Device.NPU:
-            self._npu = msgspec.convert(spec.options, VisionNpuOptions)
+            self._npu = options_in(spec, VisionNpuOptions)
 
     def load(self) -> Loaded:
         began = time.monotonic()
         core, emulated, device = ov.Core(), self._spec.emulated, self._spec.device.value
         if (npu := self._npu) is None:
-            options = msgspec.convert(self._spec.options, VisionOptions)
+            options = options_in(self._spec, VisionOptions)
             name, driver = str(core.get_property(device, "FULL_DEVICE_NAME")), None
             cache = {} if options.cache_dir is None else {"CACHE_DIR": options.cache_dir}
             # Without a paged cache, which one generation at a time has no use for.
