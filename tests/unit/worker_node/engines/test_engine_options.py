@@ -13,6 +13,6 @@ def spec(**options):
 
 
 def test_an_option_that_the_engine_does_not_declare_is_an_error():
-    with pytest.raises(TypeError, match="StaticEncoderOptions must declare turbo, which a.module:Runner is given"):
+    with pytest.raises(TypeError, match=r"StaticEncoderOptions must declare turbo, which a.module:Runner is given"):
         options_in(spec(engine="embedding_static", npu_batch_size=2, turbo=True), StaticEncoderOptions)
     assert options_in(spec(engine="embedding_static", npu_batch_size=2), StaticEncoderOptions).npu_batch_size == 2
