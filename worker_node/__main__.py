@@ -2,7 +2,10 @@
 
 import sys
 
-from worker_node.cli.main import main
-
 if __name__ == "__main__":
+    try:
+        # Here, since an interrupt while this is imported would end in a traceback.
+        from worker_node.cli.main import main
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(main())
