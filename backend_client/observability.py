@@ -17,8 +17,8 @@ registry, or the one given. No prompt, answer or key is an attribute or a label.
 The labels are the conventions' attributes by shorter names: `operation` is chat, text_completion (a raw prompt),
 embeddings, rerank, transcribe (translations too), tokenize or detokenize, `source` (node, cloud) stands for the
 provider, `model` is the one that answered, `error` is an exception's class. Chats and completions have output tokens,
-transcriptions no tokens at all. Beside these there is what `state_metrics` reads from the clients: nodes, breakers,
-the retry budget, what the cloud cost."""
+transcriptions no tokens at all. Further gauges show the state of the clients: nodes, breakers, the retry
+budget, what the cloud cost."""
 
 from __future__ import annotations
 

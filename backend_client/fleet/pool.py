@@ -209,7 +209,9 @@ class Pool:
         recovered = node.probe_failures > 0
         self._probed(node)
         node.probe_failures = 0
-        node.availability.reason = None
+        if node.availability.closed:
+            # While it is ejected, the reason stays what ejected it.
+            node.availability.reason = None
         if node.report is not None and node.report.status != report.status:
             log.info("node %s is %s", node.url, report.status)
         node.take_report(report)
@@ -377,7 +379,7 @@ def choose(candidates: Sequence[Node], request: Request, rng: random.Random) -> 
     if len(candidates) == 1:
         return candidates[0]
     sure = [node for node in candidates if models[node.url] is not None] or candidates
-    # Nobody waits for a model to load where another node has it in memory.
+    # Prefer nodes that have the model in memory to those that would load it first.
     sure = [node for node in sure if (model := models[node.url]) is not None and model.loaded] or sure
     sure = [node for node in sure if not _looks_full(node, models[node.url], request)] or sure
     # Two different ones by their index, each equally likely; the first of them wins a tie.

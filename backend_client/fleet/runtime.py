@@ -92,7 +92,7 @@ class Prober:
         except NodeError as error:
             self._pool.probe_failed(node, error.what, began=began, silent=False)
         except Exception as error:
-            # Counts as a failed probe, so that nobody waits for a result; then it is logged and the task restarted.
+            # Counts as a failed probe, so that calls do not wait for it; then it is logged and the task restarted.
             why = f"its probe failed with {type(error).__name__}"
             self._pool.probe_failed(node, why, began=began, silent=False)
             raise
@@ -268,7 +268,7 @@ class Follower:
 
     @property
     def trouble(self) -> str | None:
-        """Why there is no node, when there is none."""
+        """Why no node was found."""
         if self._members:
             return None
         return "; ".join(listed.problem or f"{listed.address} names none" for listed in self._lists)

@@ -426,7 +426,7 @@ class Registry:
 
     def _change(self, statement: str, *values: object) -> None:
         if not self._file.rows(statement, *values):
-            raise ConfigurationError(f"there is no node {values[-1]!r}; npu-gateway nodes list shows their names")
+            raise ConfigurationError(f"node {values[-1]!r} is not enrolled; npu-gateway nodes list shows the names")
 
     def list(self) -> list[Enrolment]:
         """All enrolments by name."""
@@ -487,7 +487,7 @@ class Registry:
         return str(row["name"])
 
     def _live(self, row: Any) -> bool:
-        # Either way: a clock that was set back must not keep a node for ever.
+        # In both directions: a node must expire even if the clock was set back.
         return abs(self._clock() - float(row["seen"])) < EXPIRY_S
 
     def _address(self, url: Any, allowed_port: int) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from limits import RateLimitItemPerMinute
@@ -143,6 +144,11 @@ class Metrics:
         )
         self.in_flight = Gauge("npu_gateway_in_flight", "Requests under way", registry=self.registry)
         self.registry.register(_Nodes(client))
+        if find_spec("opentelemetry") is not None:
+            # With the extra `observability`: durations, tokens and attempts of the client's calls, and their spans.
+            from backend_client import observability  # noqa: PLC0415
+
+            observability.instrument(client, metrics=observability.Metrics(self.registry))
 
 
 class _Nodes(Collector):

@@ -139,7 +139,7 @@ _UNKNOWN_SPACE = KnownSpace()
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """What a caller asks, whoever serves it: a node or the cloud.
+    """A caller's request, to a node or the cloud.
 
     `path` is one of `routes.ROUTES`, and `kind` the models that serve it; `model` None: the default of that kind.
     `body` is JSON without `model`; with a `file` (name and bytes) its fields and the file are sent as a form. With

@@ -53,7 +53,7 @@ _LOOK_FOR_NODE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Another attempt is worth it, `after` so many seconds; `costs`: it takes a retry from the budget."""
+    """Try again after `after` seconds; `costs`: the attempt takes a retry from the budget."""
 
     after: float
     costs: bool

@@ -450,7 +450,7 @@ class JobResults(Generic[R]):
                 self._timer = asyncio.get_running_loop().call_later(left, self._expire)
             return
         self._process.cancel(self._job.id)
-        self.end(DeadlineExceeded("the deadline passed while the engine worked on the request"))
+        self.end(DeadlineExceeded("the deadline passed before the engine had finished the request"))
 
 
 class _Held(NamedTuple):

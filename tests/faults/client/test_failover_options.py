@@ -1,7 +1,6 @@
 """Each option of `failover` by itself, and for a client, a key of the gateway and a request."""
 
 import re
-import time
 
 import pytest
 from aiohttp import web
@@ -44,15 +43,17 @@ def refuses_long_prompts(node):
     node.offer("generation", "larger")
 
 
-@pytest.mark.parametrize(("how", "option"), [({"wait": 5}, "first_token_s"), ({"until": 20, "stall": 5}, "stall_s")])
+@pytest.mark.parametrize(
+    ("how", "option"), [({"wait": 100}, "first_token_s"), ({"until": 20, "stall": 100}, "stall_s")]
+)
 async def test_another_node_takes_over_from_a_slow_one(pair, how, option):
+    """Without the option the call would wait for the slow node until its deadline."""
     answers(pair[0], **how)
     answers(pair[1])
-    async with client_of(pair, **{option: 0.5}) as client:
+    # Long enough for the other node on a busy machine.
+    async with client_of(pair, **{option: 2.0}) as client:
         while not pair[0].requests:
-            began = time.monotonic()
-            assert (await client.chat(MESSAGES, model=WRITER)).node == pair[1].url
-        assert time.monotonic() - began < 4
+            assert (await client.chat(MESSAGES, model=WRITER, timeout=60)).node == pair[1].url
 
 
 async def test_an_answer_that_nobody_else_could_give_is_waited_for(scripted):
@@ -63,12 +64,10 @@ async def test_an_answer_that_nobody_else_could_give_is_waited_for(scripted):
 
 
 async def test_a_stream_that_has_begun_ends_after_the_stall(scripted):
-    answers(scripted, until=20, stall=5)
+    answers(scripted, until=20, stall=100)
     async with client_of([scripted], stall_s=0.5) as client:
-        began = time.monotonic()
         with pytest.raises(StreamInterrupted) as caught:
             [_ async for _ in client.stream_chat(MESSAGES, model=WRITER)]
-        assert time.monotonic() - began < 3
     assert caught.value.partial_text
     assert TEXT.startswith(caught.value.partial_text)
 

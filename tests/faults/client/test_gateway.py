@@ -91,6 +91,7 @@ async def test_a_stream_comes_as_the_node_sends_it(scripted):
         assert await through.read() == await at_once.read()
         metrics = await (await http.get("/metrics")).text()
         assert 'npu_gateway_requests_total{dialect="openai",status="200",team="anybody"} 1.0' in metrics
+        assert re.search(r'^gen_ai_client_operation_duration_seconds_count{.*source="node"} 1.0', metrics, re.MULTILINE)
 
 
 async def test_another_node_takes_over_before_the_first_token_and_none_after_it(pair):

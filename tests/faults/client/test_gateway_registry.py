@@ -78,7 +78,7 @@ def test_drained_and_removed_nodes_are_no_members(registry):
     assert list(registry.members()) == ["http://10.0.0.21:8081"]
     registry.remove("one")
     assert status_of(registry, key, HERE) == 401
-    with pytest.raises(ConfigurationError, match="there is no node 'one'"):
+    with pytest.raises(ConfigurationError, match="node 'one' is not enrolled"):
         registry.drain("one")
 
 

@@ -97,7 +97,7 @@ WRONG_VECTORS = {
     "NaN in base64": rows_of(encoded([math.nan] * 8)),
     "two for one text": rows_of(GOOD, GOOD),
     "another index": [{"index": 1, "embedding": GOOD}],
-    "an index that is no number": [{"index": "0", "embedding": GOOD}],
+    "an index that is not a number": [{"index": "0", "embedding": GOOD}],
     "no list": None,
 }
 WRONG_RANKINGS = [

@@ -5,11 +5,12 @@ from collections import Counter
 
 import pytest
 
+from backend_client.client import NodeStatus
 from backend_client.fleet.node import Availability, BreakerState, Node
-from backend_client.fleet.pool import choose
+from backend_client.fleet.pool import Pool, choose
 from backend_client.http.messages import Request
 from backend_client.lifetime import Deadline
-from backend_client.options import BreakerOptions
+from backend_client.options import BreakerOptions, ClientOptions
 from backend_client.results import FailureKind
 from tests.unit.backend_client.fakes import EMBEDDER, report
 
@@ -49,6 +50,21 @@ def test_it_opens_after_failures_in_a_row(breaker, harm, times):
     assert fail(breaker, harm)
     assert (breaker.state, breaker.reason) == (BreakerState.OPEN, "it failed")
     assert not breaker.admits()
+
+
+def test_an_ejected_node_says_why_although_its_probes_pass(clock):
+    pool = Pool(ClientOptions(), clock, random.Random(3))
+    (node,) = pool.add(["http://node:1"])
+    pool.probe_passed(node, report(), began=clock())
+    fail(node.availability)
+    fail(node.availability)
+    pool.probe_passed(node, report(), began=clock())
+    status = NodeStatus.of(node)
+    assert (status.status, status.usable, status.trouble) == ("ready", False, "it failed")
+    clock.now += 60
+    node.availability.succeeded(node.availability.begin())
+    pool.probe_passed(node, report(), began=clock())
+    assert (NodeStatus.of(node).usable, NodeStatus.of(node).trouble) == (True, None)
 
 
 def test_a_trial_that_was_given_up_leaves_room_for_another(breaker, clock):

@@ -475,6 +475,7 @@ class Reader:
                             waiting = False
                             yield ChoiceEvents(self.index, (), 0)
                         if last and self.stream and not answer.complete:
+                            execution.sent = True
                             yield ChoiceEvents(self.index, last, answer.tokens)
             if execution.proof_required:
                 execution.prove(answer.busy)
@@ -500,7 +501,6 @@ class Reader:
         try:
             async with execution.attempt(job, TokenDelta) as deltas:
                 async for delta in deltas:
-                    execution.sent = self.stream
                     changes = answer.push(delta)
                     if answer.first_token is None:
                         # The engine works on the request.

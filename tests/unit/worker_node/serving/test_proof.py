@@ -239,3 +239,28 @@ async def test_a_stream_stays_on_the_device_that_its_head_names(stream):
         else:
             await anext(run.events)
             assert run.execution.route.device is Device.CPU
+
+
+class DyingOnce(Engine):
+    """Its first run makes one token and dies; the others answer "bc"."""
+
+    async def generate(self, job):
+        self.runs += 1
+        if self.runs == 1:
+            yield TokenDelta(1, [ord("a")])
+            raise EngineDied("it died after its first token")
+        yield TokenDelta(1, [ord("b")])
+        yield TokenDelta(1, [ord("c")], "stop")
+
+
+@pytest.mark.parametrize(("stop", "runs"), [(("ax",), 2), ((), 1)], ids=["all is held back", "a letter was sent"])
+async def test_a_stream_is_retried_until_the_caller_has_a_part_of_it(stop, runs):
+    engine, seen = DyingOnce(), []
+    request = GenerationRequest(context(None), TokenIds((97,)), Sampling(stop=stop))
+    if runs == 1:
+        with pytest.raises(EngineDied):
+            await generated(registry(engine), request, seen)
+    else:
+        _, seen = await generated(registry(engine), request)
+        assert seen[-1].text() == "bc"
+    assert engine.runs == runs
