@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 LONGEST_S = 999_999.0
 """The longest time that nodes accept, 11 days: what is longer, or infinite, is a mistake."""
@@ -152,10 +152,18 @@ class FailoverOptions(Options):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """The options of `first_token_s=5, stall_s=off`. Raises ValueError."""
+        """The options of `first_token_s=5, stall_s=off`. Raises ValueError with what they must be and what is wrong."""
         parts = [part.partition("=") for part in text.split(",") if part.strip()]
         given = {name.strip(): value.strip() for name, _, value in parts}
-        return cls.model_validate({name: None if value == "off" else value for name, value in given.items()})
+        try:
+            return cls.model_validate({name: None if value == "off" else value for name, value in given.items()})
+        except ValidationError as error:
+            first, known = error.errors()[0], ", ".join(cls.model_fields)
+            wrong = str(first["loc"][0])
+            got = f"{wrong}={given[wrong]}"[:80]
+            raise ValueError(
+                f"options among {known}, as in first_token_s=5, stall_s=off; got {got!r}: {first['msg']}"
+            ) from None
 
     def over(self, others: Self) -> Self:
         """These options where they are set, else the others."""

@@ -189,10 +189,10 @@ def read_flag(value: object, name: str) -> bool:
 
 def read_failover(value: str | None, defaults: FailoverOptions) -> FailoverOptions:
     """The options of a header over these."""
-    with contextlib.suppress(ValueError):
+    try:
         return FailoverOptions.read(value or "").over(defaults)
-    known = ", ".join(FailoverOptions.model_fields)
-    raise _wrong(FAILOVER, f"options among {known}, as in first_token_s=5, stall_s=off")
+    except ValueError as error:
+        raise _wrong(FAILOVER, str(error)) from None
 
 
 def _wrong(name: str, known: str) -> RequestRejected:

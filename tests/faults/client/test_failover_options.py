@@ -239,3 +239,21 @@ async def test_streams_of_other_dialects_are_recovered_too(scripted, path, kind,
         reply = await http.post(path, json=asked, headers={"X-NPU-Failover": "stream_recovery=restart"})
         assert await reply.text() == begun + end
     assert len(scripted.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        ("stall_s=0", "'stall_s=0': Input should be greater than 0"),
+        ("first_token_s=nan", "'first_token_s=nan': Input should be a finite number"),
+        (";;", "';;=': Extra inputs are not permitted"),
+        ("first_token_s=5, x=1", "'x=1': Extra inputs are not permitted"),
+    ],
+)
+async def test_a_wrong_option_of_a_request_is_named_with_its_value(scripted, value, got):
+    async with gateway(scripted) as http:
+        for body in (WHOLE, STREAM):
+            async with http.post("/v1/chat/completions", json=body, headers={"X-NPU-Failover": value}) as reply:
+                assert reply.status == 400
+                assert (await reply.json())["error"]["message"].endswith(f"; got {got}")
+    assert scripted.requests == []
