@@ -183,9 +183,12 @@ def describe_npu(core: ov.Core, *, emulated: bool) -> tuple[str, str | None]:
     return str(read_property(core, "FULL_DEVICE_NAME") or NPU), read_property(core, "NPU_DRIVER_VERSION")
 
 
-def require_npu(core: ov.Core, *, emulated: bool) -> None:
-    """Raise RuntimeError, with the devices that there are, when OpenVINO sees no NPU and none is emulated."""
-    if not emulated and NPU not in core.available_devices:
+def require_npu(core: ov.Core, plugin_config: Mapping[str, Any], *, emulated: bool) -> None:
+    """Raise RuntimeError, with the devices that there are, when OpenVINO sees no NPU and none is emulated.
+
+    With `NPU_PLATFORM` set, the model is compiled for another machine's NPU, and none is needed here.
+    """
+    if not emulated and NPU not in core.available_devices and "NPU_PLATFORM" not in plugin_config:
         raise RuntimeError(
             f"OpenVINO sees no NPU on this machine, only {', '.join(core.available_devices)}; "
             "check driver, firmware and the render group, or set NPU_NODE_NPU_EMULATION=1"

@@ -65,7 +65,7 @@ class StaticEncoder(RowRunner):
         began = time.monotonic()
         options, emulated = self._options, self._spec.emulated
         core = ov.Core()
-        require_npu(core, emulated=emulated)
+        require_npu(core, options.plugin_config, emulated=emulated)
         self._meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
         blobs = ModelBlobs(
             self._spec.model_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -83,7 +84,8 @@ def is_local(name: str) -> bool:
     """Whether a name that is not of the catalog stands for files of this machine. Looks at no file."""
     if "://" in name or hub_reference(name) is not None:
         return False
-    return name.startswith(("/", "./", "../", "~")) or name.endswith(".gguf") or name in {".", ".."}
+    relative = ("~", "./", "../", f".{os.sep}", f"..{os.sep}")
+    return Path(name).is_absolute() or name.startswith(relative) or name.endswith(".gguf") or name in {".", ".."}
 
 
 def is_below(name: str, roots: Iterable[Path]) -> bool:

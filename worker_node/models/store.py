@@ -303,7 +303,8 @@ def publish(directory: Path, target: Path) -> None:
 def discard(target: Path, model_id: str) -> None:
     """Remove a model: it vanishes in one step, and is deleted after; the caller holds the model's lock."""
     doomed = partial(target.parent, model_id)
-    target.rename(doomed)
+    # Into it, since Windows renames nothing onto a directory that is there.
+    target.rename(doomed / target.name)
     shutil.rmtree(doomed)
 
 

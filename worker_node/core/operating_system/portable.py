@@ -136,7 +136,12 @@ def _accept(process: subprocess.Popen[bytes], listener: socket.socket, token: by
 
 
 def link_to_parent(place: int, parent: int) -> socket.socket:  # noqa: ARG001  (as in `linux`)
-    with os.fdopen(os.dup(0), "rb", buffering=0) as pipe:
+    # A thread waits below for the end of this pipe. On Windows, libraries that ask what standard input is would wait
+    # for that thread when they are loaded (numpy#24290), so standard input becomes another file.
+    tie = os.dup(0)
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123  (Windows' `nul` is no path)
+        os.dup2(nothing.fileno(), 0)
+    with os.fdopen(os.dup(tie), "rb", buffering=0) as pipe:
         token = pipe.readline().strip()
         link = socket.create_connection(("127.0.0.1", place), _LINK_S)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -145,7 +150,7 @@ def link_to_parent(place: int, parent: int) -> socket.socket:  # noqa: ARG001  (
         if pipe.readline() != b"linked\n":
             sys.exit("the parent process is gone")
     link.settimeout(None)
-    threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
+    threading.Thread(target=lambda: os.read(tie, 1) or os._exit(1), daemon=True).start()
     return link
 
 

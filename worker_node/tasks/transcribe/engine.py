@@ -68,7 +68,7 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
         if options.precision:
             properties["INFERENCE_PRECISION_HINT"] = options.precision
         if self._on_npu:
-            require_npu(core, emulated=emulated)
+            require_npu(core, options.plugin_config, emulated=emulated)
             name, driver = describe_npu(core, emulated=emulated)
             properties = npu_properties(
                 emulated=emulated,

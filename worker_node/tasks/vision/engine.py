@@ -52,7 +52,7 @@ class VisionRunner(PipelineRunner):
             # Without a paged cache, which one generation at a time has no use for.
             properties: dict[str, Any] = {"ATTENTION_BACKEND": "SDPA", **options.plugin_config, **cache}
         else:
-            require_npu(core, emulated=emulated)
+            require_npu(core, npu.plugin_config, emulated=emulated)
             name, driver = describe_npu(core, emulated=emulated)
             self._meter = busy_meter(npu.busy_counter, stand_in=npu.stand_in)
             language = npu_properties(
