@@ -28,7 +28,7 @@ LICENCES = $(BIN)/pip-licenses --from=mixed --no-version --format=markdown --ord
 # with pytest 9.2: pytest-xdist 3.8 writes them into an attribute that pytest no longer reads.
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help install demo serve test test-fast test-integrations test-all test-ops check format docs site dist deb bundle bench clean
+.PHONY: help install demo serve test test-fast test-integrations test-all test-ops test-npu-compiler check format docs site dist deb bundle bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -90,6 +90,11 @@ test-all: install $(SUITE)  ## the suite with its long forms (chaos, fuzz, bench
 test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
 	$(PULL)
 	$(PYTEST) $(OPS_TESTS)
+
+test-npu-compiler: install ## compile what a node sends to an NPU with Intel's own compiler, under Wine; LONG=--long: all of it
+	$(PULL)
+	@$(BIN)/python -c 'from tests.wine.windows import require_tools; require_tools()'
+	$(BIN)/python -m pytest $(LONG) tests/wine/test_npu_compiler.py
 
 # Ansible has an environment of its own: what it is pinned to is not what the node is pinned to.
 $(OPS)/.installed: ansible/requirements.txt

@@ -1,0 +1,54 @@
+"""Run in Windows' Python: load a model as a node's engine on the NPU would, for a processor that is not here.
+
+It takes `model`, `store`, `options` (of `[[models]]`), `platform` and `out` as one JSON text, and prints one line of
+JSON. The engine's own `load` compiles; OpenVINO keeps each binary in `out` and fails afterwards, since no device is
+there to run on.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import openvino as ov
+
+from worker_node.core.types import Device
+from worker_node.devices.npu import npu_source
+from worker_node.devices.probe import DeviceInfo, Probe
+from worker_node.engines.child import make_runner
+from worker_node.models.store import ModelStore
+from worker_node.serving.build import Machine, build_model, installed_model
+from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
+
+# The last words of OpenVINO 2026.4.1 after it compiled for a device that is not there.
+NO_DEVICE = ("No available devices. Failed to create infer request!", "Level zero backend is not found!")
+
+
+def main(job):
+    settings = NodeSettings(model_store=Path(job["store"]), compile_cache=Path(job["out"]))
+    target = {"NPU_PLATFORM": job["platform"], "NPU_COMPILER_TYPE": "PLUGIN"}
+    place = PlacementSettings(device=Device.NPU, load="lazy", plugin_config=target)
+    wanted = ModelSettings.model_validate({"name": job["model"], "allow_known_bad": True, **job["options"]})
+    wanted = wanted.model_copy(update={"placements": (place,)})
+    found = Probe((DeviceInfo("NPU", {"DEVICE_ARCHITECTURE": job["platform"]}),), ov.get_version())
+    with npu_source(Path(job["out"]), emulated=False) as npu:
+        installed = installed_model(wanted, ModelStore(settings.model_store), settings)
+        spec = build_model(installed, wanted, Machine(settings, found, npu)).placements[0].engine.spec
+    runner = make_runner(spec)
+    began = time.process_time()
+    try:
+        runner.load()
+        problem = "it was loaded, though no device is there"
+    except Exception as error:  # noqa: BLE001  (whatever the compiler raises is the result)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        problem = None if lines and lines[-1] in NO_DEVICE else " | ".join(lines)[-800:]
+    print(json.dumps({"cpu_s": round(time.process_time() - began, 1), "problem": problem, "spec": asdict_of(spec)}))
+
+
+def asdict_of(spec):
+    """What of the specification is compiled in."""
+    return {"model": spec.model_id, "runner": spec.runner, "options": {k: str(v) for k, v in spec.options.items()}}
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
