@@ -389,6 +389,15 @@ def _budgets(fleets: list[NPUClient]) -> Iterable[Metric]:
             "Retries that could be made now, of the client that could make fewest",
             value=min(budget.balance for budget in budgets),
         )
+    counts = CounterMetricFamily(
+        "npu_client_affinity",
+        "Requests of a conversation that went to its node (hit), or to another one (miss)",
+        labels=("outcome",),
+    )
+    affinities = [fleet.fleet.runtime.pool.affinity for fleet in fleets]
+    counts.add_metric(("hit",), sum(each.hits for each in affinities))
+    counts.add_metric(("miss",), sum(each.misses for each in affinities))
+    yield counts
     yield CounterMetricFamily(
         "npu_client_retries_refused",
         "Retries that the empty retry budget forbade",
