@@ -77,13 +77,11 @@ def node(name: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         env=os.environ | {"NPU_NODE_CONFIG": ""},  # not this machine's settings
         stdout=subprocess.PIPE,
         text=True,
+        process_group=0,  # Ctrl-C is for this script, which ends its nodes
     ) as process:
         try:
             with doing(f"the {name} starts: a process of its own"):
                 line = process.stdout.readline() if process.stdout else ""
-            # Ctrl-C reaches the node, too, and it may end before the demo hears of it.
-            if not line and process.wait() in {128 + signal.SIGINT, -signal.SIGINT}:
-                raise KeyboardInterrupt
             if not line.startswith("listening on "):
                 raise SystemExit(f"the {name} did not start; its message is above")
             yield process, line.split()[-1]
