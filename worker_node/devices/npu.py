@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from worker_node.core.operating_system import lock, shared_file, unlock
-from worker_node.core.types import Busy
+from worker_node.core.types import Busy, Device
+from worker_node.devices.energy import UNMEASURED, EnergyCounter, EnergyMeter, Unmeasured, energy_counter
 
 ACCEL_CLASS = Path("/sys/class/accel")
 ACCEL_DEVICES = Path("/dev/accel")
@@ -72,12 +73,13 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class NpuCounters:
-    """The kernel's counters: cumulative µs with jobs submitted (kernel 6.11+), bytes (6.15+), MHz."""
+    """The kernel's counters: cumulative µs with jobs submitted (kernel 6.11+), bytes (6.15+), MHz, cumulative µJ."""
 
     busy_time_us: Reading
     memory_bytes: Reading
     frequency_mhz: Reading
     max_frequency_mhz: Reading
+    energy_uj: Reading
 
 
 def with_remedy(error: str) -> str:
@@ -115,6 +117,24 @@ def read_counter(path: Path) -> Reading:
         return Reading(None, "does not hold a number")
 
 
+def _read_mhz(directory: Path, name: str, older: str) -> Reading:
+    """A frequency where kernel 7.2 has it, else where the kernels before had it; these names go in 2027."""
+    found = read_counter(directory / "freq" / name)
+    return read_counter(directory / older) if found.value is None else found
+
+
+def frequency_limits(directory: Path) -> dict[str, int | None]:
+    """What bounds the NPU's frequency, in MHz; None for what the kernel or the device does not have.
+
+    `min`, `efficient` and `max` are the device's (kernel 7.2; `max` also before), `set_min` and `set_max` what an
+    administrator allows (from the NPUs 50xx on).
+    """
+    limits = {"max": _read_mhz(directory, "hw_max_freq", "npu_max_frequency_mhz").value}
+    for name in ("hw_min", "hw_efficient", "set_min", "set_max"):
+        limits[name.removeprefix("hw_")] = read_counter(directory / "freq" / f"{name}_freq").value
+    return limits
+
+
 # Memory and frequency are for people and monitoring: read at most once a second, as the driver's authors advise.
 _READ_EVERY_S = 1.0
 
@@ -129,6 +149,7 @@ class NpuSource:
     emulated: bool
     busy_counter: Path
     stand_in: bool
+    energy: EnergyCounter | Unmeasured = UNMEASURED
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
     _others: tuple[Reading, Reading, Reading] | None = field(default=None, init=False, repr=False, compare=False)
     _read_at: float = field(default=0.0, init=False, repr=False, compare=False)
@@ -141,17 +162,25 @@ class NpuSource:
         """
         if self.stand_in:
             nothing = Reading(None, "the NPU is emulated")
-            return NpuCounters(self.busy_time(), nothing, nothing, nothing)
+            return NpuCounters(self.busy_time(), nothing, nothing, nothing, self._energy())
         now = self.clock()
         if self._others is None or now - self._read_at >= _READ_EVERY_S:
             directory = self.busy_counter.parent
             self._others = (
                 read_counter(directory / "npu_memory_utilization"),
-                read_counter(directory / "npu_current_frequency_mhz"),
-                read_counter(directory / "npu_max_frequency_mhz"),
+                _read_mhz(directory, "current_freq", "npu_current_frequency_mhz"),
+                _read_mhz(directory, "hw_max_freq", "npu_max_frequency_mhz"),
             )
             self._read_at = now
-        return NpuCounters(self.busy_time(), *self._others)
+        return NpuCounters(self.busy_time(), *self._others, self._energy())
+
+    def _energy(self) -> Reading:
+        if isinstance(self.energy, Unmeasured):
+            return Reading(None, self.energy.reason)
+        count = self.energy.read()
+        if count is None:
+            return Reading(None, f"{self.energy.path} cannot be read")
+        return Reading(round(count * self.energy.joules_per_count * 1e6))
 
     def busy_time(self) -> Reading:
         """The busy time alone, now: a proof needs it before and after a run."""
@@ -213,26 +242,31 @@ class StandInWriter:
 
 
 @contextmanager
-def npu_source(directory: Path | None, *, emulated: bool) -> Iterator[NpuSource]:
+def npu_source(directory: Path | None, *, emulated: bool, energy_sysfs: Path | None = None) -> Iterator[NpuSource]:
     """The source for as long as the block runs.
 
     Without a `directory` the counters are those of the accelerator whose driver is the NPU's.
     An emulated NPU has a stand-in counter, unless a `directory` is given: then its counters are read and never written.
     """
+    energy = energy_counter(Device.NPU, emulated=emulated, sysfs=energy_sysfs)
     if directory is not None or not emulated:
-        yield NpuSource(emulated, (directory or find_npu()) / BUSY_TIME_FILE, stand_in=False)
+        yield NpuSource(emulated, (directory or find_npu()) / BUSY_TIME_FILE, stand_in=False, energy=energy)
         return
     with stand_in_counter() as path:
-        yield NpuSource(True, path, stand_in=True)
+        yield NpuSource(True, path, stand_in=True, energy=energy)
 
 
-def busy_meter(counter: str | None, *, stand_in: bool) -> BusyMeter:
+def busy_meter(counter: str | None, energy: EnergyMeter, *, stand_in: bool) -> BusyMeter:
     """The meter over the kernel's counter file or the stand-in for it. Raises OSError when the stand-in is gone."""
     path = Path(counter or "/nonexistent")
     if not stand_in:
-        return BusyMeter(lambda: read_counter(path).value)
+        return BusyMeter(lambda: read_counter(path).value, energy=energy)
     writer = StandInWriter(path)
-    return BusyMeter(writer.read, writer.ran)
+    return BusyMeter(writer.read, writer.ran, energy=energy)
+
+
+# An engine with a busy meter has one run at a time.
+_RUN = "run"
 
 
 @dataclass(slots=True)
@@ -248,6 +282,7 @@ class BusyMeter:
     read: Callable[[], int | None]
     ran: Callable[[float], None] = lambda _seconds: None
     clock: Callable[[], float] = time.monotonic
+    energy: EnergyMeter = field(default_factory=EnergyMeter)
     _rest: int | None = None
     _before: int | None = None
     _began: float = 0.0
@@ -263,21 +298,24 @@ class BusyMeter:
         self._shared = (
             self._before is not None and self._rest is not None and abs(self._before - self._rest) > TOLERANCE_US
         )
+        self.energy.begin(_RUN)
         self._began = self._reported_until = self.clock()
 
     def so_far(self) -> Busy:
-        """Busy time since `begin`; None also when the counter went backwards. A run once seen to be shared stays so."""
+        """Since `begin`; no busy time also when the counter went backwards. A run once seen to be shared stays so."""
         now = self.clock()
+        self.energy.update()
+        energy = self.energy.so_far(_RUN)
         self.ran(now - self._reported_until)
         self._reported_until = now
         count = self.read()
         if count is None or self._before is None or count < self._before:
-            return Busy(None, self._shared)
+            return Busy(None, self._shared, energy)
         us = count - self._before
         # By a clock read after the counter: held up between the two, we must not take our own run for another's.
         if us > (self.clock() - self._began) * 1e6 + TOLERANCE_US:
             self._shared = True
-        return Busy(us, self._shared)
+        return Busy(us, self._shared, energy)
 
     def end(self) -> Busy:
         """Finish the measurement after a run."""

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import openvino as ov
 
-from worker_node.core.types import Device
+from worker_node.core.types import Busy, Device
 from worker_node.devices.memory import usable_cores
 from worker_node.encoders.jobs import DynamicEncoderOptions, RowRunner
 from worker_node.engines.options import options_in
@@ -67,6 +67,7 @@ class DynamicEncoder(RowRunner):
         self._slots: list[_Slot] = []
         self._idle: list[_Slot] = []
         self._lone: _Slot | None = None
+        self._energy = spec.energy_meter()
 
         # deque.append is atomic, so OpenVINO's threads hand over finished slots without a lock; the socket
         # wakes the engine's loop: on Windows `select` takes nothing else.
@@ -161,6 +162,7 @@ class DynamicEncoder(RowRunner):
         slot.batch, slot.tokens = batch, shape[0] * shape[1]
         for name, values in self.inputs(batch, shape, self._names).items():
             slot.request.set_tensor(name, ov.Tensor(values))
+        self._energy.begin(id(slot))
         slot.started = time.monotonic()
         slot.request.start_async()
 
@@ -174,7 +176,8 @@ class DynamicEncoder(RowRunner):
             slot = self._finished.popleft()
             slot.request.wait()
             output = slot.request.get_output_tensor(0).data
-            outcomes += self.finish(slot.batch, output, time.monotonic(), slot.tokens)
+            busy = Busy(energy=self._energy.end(id(slot)))
+            outcomes += self.finish(slot.batch, output, time.monotonic(), slot.tokens, busy)
             slot.batch = []
             if slot is not self._lone:
                 self._idle.append(slot)

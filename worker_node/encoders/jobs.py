@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le, Len
 
-from worker_node.core.types import NOT_MEASURED, Busy, Device
+from worker_node.core.types import NOT_MEASURED, Busy, Device, Energy
 from worker_node.engines.options import BlobOptions, EngineOptions, Option
 from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats, Failed, Outbox, Outcome
 from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
@@ -122,6 +122,7 @@ class _Open:
     device_tokens: float = 0.0
     busy_us: float | None = 0.0
     busy_shared: bool = False
+    energy: Energy = Energy(0.0)  # noqa: RUF009  (frozen)
 
 
 class RowRunner:
@@ -215,7 +216,7 @@ class RowRunner:
     ) -> Iterator[RowResult]:
         """Take in the output of a run (row i is that of `batch[i]`); yields the results of the completed jobs.
 
-        The run computed `tokens`, rows times padded length, and the NPU was `busy`.
+        The run computed `tokens`, rows times padded length, and the device was `busy`.
         """
         self._running -= len(batch)
         self.throughput.run_ended(tokens, now)
@@ -231,6 +232,7 @@ class RowRunner:
             job.device_tokens += tokens / len(batch)
             job.busy_us = None if job.busy_us is None or busy.us is None else job.busy_us + busy.us / len(batch)
             job.busy_shared |= busy.shared
+            job.energy = job.energy.plus(busy.energy.part(len(batch)))
             touched[waiting.job_id] = job
 
         for job_id, job in touched.items():
@@ -241,7 +243,7 @@ class RowRunner:
                     job.vectors.tobytes(),
                     job.started,
                     now - job.started,
-                    Busy(None if job.busy_us is None else round(job.busy_us), job.busy_shared),
+                    Busy(None if job.busy_us is None else round(job.busy_us), job.busy_shared, job.energy),
                     round(job.device_tokens),
                     *self.throughput.take(),
                 )

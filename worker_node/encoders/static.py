@@ -66,7 +66,7 @@ class StaticEncoder(RowRunner):
         options, emulated = self._options, self._spec.emulated
         core = ov.Core()
         require_npu(core, options.plugin_config, emulated=emulated)
-        self._meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
+        self._meter = busy_meter(options.busy_counter, self._spec.energy_meter(), stand_in=options.stand_in)
         blobs = ModelBlobs(
             self._spec.model_id,
             Path(self._spec.path),
