@@ -147,9 +147,10 @@ async def test_reply_header_metric_and_dashboard_agree(node, http, sysfs, device
         replies = await asyncio.gather(*(ask(http, node, body | {"model": model}, headers, path) for body in bodies))
     moved = (int(sysfs.package.read_text()) - package) / 1e6
 
-    joules = [body["joules"] for _, body in replies]
-    assert all(joule > 0 for joule in joules)
-    assert [float(head["X-NPU-Node-Joules"]) for head, _ in replies] == pytest.approx(joules)
+    # A text may be computed between two movements of the counter.
+    joules = [body["joules"] for _, body in replies if body["joules"] is not None]
+    shown = [float(head["X-NPU-Node-Joules"]) for head, _ in replies if "X-NPU-Node-Joules" in head]
+    assert shown == joules != []
     counted = await metric(http, node, model=model, device=device) - before
     assert counted == pytest.approx(sum(joules), abs=1e-5)
     assert await metric(http, node) - whole == pytest.approx(counted, abs=1e-9)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -103,41 +103,22 @@ UNMEASURED = Unmeasured("not measured")
 
 @dataclass(slots=True)
 class EnergyMeter:
-    """Measures the runs of one engine, by any key: `begin` before a run, `so_far` after an `update`, and `end`.
-
-    What the counter moved by between two reads is divided equally among the runs under way, so the runs of an engine
-    never claim more together than the counter says.
-    """
+    """Measures run after run: call `begin` before each, and `so_far` in and after it."""
 
     source: EnergyCounter | Unmeasured = UNMEASURED
     clock: Callable[[], float] = time.monotonic
-    _running: dict[Hashable, Energy] = field(default_factory=dict)
-    _count: int | None = None
-    _at: float = 0.0
+    _before: int | None = None
+    _began: float = 0.0
 
-    def begin(self, run: Hashable) -> None:
-        self.update()
-        self._running[run] = Energy(0.0)
+    def begin(self) -> None:
+        if isinstance(self.source, EnergyCounter):
+            self._began, self._before = self.clock(), self.source.read()
 
-    def update(self) -> None:
-        """Read the counter, for all runs."""
+    def so_far(self) -> Energy:
+        """What was used since `begin`."""
         if isinstance(self.source, Unmeasured):
-            self._running = dict.fromkeys(self._running, Energy(reason=self.source.reason))
-            return
-        now, count = self.clock(), self.source.read()
-        if self._running:
-            used = self.source.energy(self._count, count, now - self._at).part(len(self._running))
-            self._running = {run: energy.plus(used) for run, energy in self._running.items()}
-        self._at, self._count = now, count
-
-    def so_far(self, run: Hashable) -> Energy:
-        """What a run had used at the last update."""
-        return self._running[run]
-
-    def end(self, run: Hashable) -> Energy:
-        """What a run has used, once it has ended."""
-        self.update()
-        return self._running.pop(run, Energy(reason="it was not run"))
+            return Energy(reason=self.source.reason)
+        return self.source.energy(self._before, self.source.read(), self.clock() - self._began)
 
 
 def energy_counter(device: Device, *, emulated: bool = False, sysfs: Path | None = None) -> EnergyCounter | Unmeasured:

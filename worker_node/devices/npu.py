@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from worker_node.core.operating_system import lock, shared_file, unlock
-from worker_node.core.types import Busy, Device
+from worker_node.core.types import NOT_MEASURED, Busy, Device, Energy
 from worker_node.devices.energy import UNMEASURED, EnergyCounter, EnergyMeter, Unmeasured, energy_counter
 
 ACCEL_CLASS = Path("/sys/class/accel")
@@ -257,16 +257,17 @@ def npu_source(directory: Path | None, *, emulated: bool, energy_sysfs: Path | N
 
 
 def busy_meter(counter: str | None, energy: EnergyMeter, *, stand_in: bool) -> BusyMeter:
-    """The meter over the kernel's counter file or the stand-in for it. Raises OSError when the stand-in is gone."""
-    path = Path(counter or "/nonexistent")
+    """The meter over the kernel's counter file or the stand-in for it; only of the energy without a `counter`.
+
+    Raises OSError when the stand-in is gone.
+    """
+    if counter is None:
+        return BusyMeter(lambda: None, energy=energy)
     if not stand_in:
+        path = Path(counter)
         return BusyMeter(lambda: read_counter(path).value, energy=energy)
-    writer = StandInWriter(path)
+    writer = StandInWriter(Path(counter))
     return BusyMeter(writer.read, writer.ran, energy=energy)
-
-
-# An engine with a busy meter has one run at a time.
-_RUN = "run"
 
 
 @dataclass(slots=True)
@@ -298,14 +299,13 @@ class BusyMeter:
         self._shared = (
             self._before is not None and self._rest is not None and abs(self._before - self._rest) > TOLERANCE_US
         )
-        self.energy.begin(_RUN)
+        self.energy.begin()
         self._began = self._reported_until = self.clock()
 
     def so_far(self) -> Busy:
         """Since `begin`; no busy time also when the counter went backwards. A run once seen to be shared stays so."""
         now = self.clock()
-        self.energy.update()
-        energy = self.energy.so_far(_RUN)
+        energy = self.energy.so_far()
         self.ran(now - self._reported_until)
         self._reported_until = now
         count = self.read()
@@ -322,6 +322,55 @@ class BusyMeter:
         busy = self.so_far()
         self._rest = self.read()
         return busy
+
+
+@dataclass(slots=True)
+class _Share:
+    us: float | None = 0.0
+    shared: bool = False
+    energy: Energy = Energy(0.0)  # noqa: RUF009  (frozen)
+
+    def rounded(self) -> Busy:
+        """Rounded down, or the sum of all could be more than there was."""
+        return Busy(None if self.us is None else int(self.us), self.shared, self.energy)
+
+
+@dataclass(slots=True)
+class OverlappingRuns:
+    """Divides what was measured among runs of one engine that overlap: equally among those active at the same moment.
+
+    So all of them together claim no more than there was, and a run that had the device alone claims all of it.
+    """
+
+    meter: BusyMeter
+    _active: dict[Hashable, _Share] = field(default_factory=dict)
+
+    def begin(self, run: Hashable) -> None:
+        """Call it before a run starts."""
+        if self._active:
+            self.divide()
+        self._active[run] = _Share()
+        self.meter.begin()
+
+    def divide(self) -> None:
+        """Measure, and divide it among the active runs."""
+        busy = self.meter.end()
+        for share in self._active.values():
+            share.us = None if share.us is None or busy.us is None else share.us + busy.us / len(self._active)
+            share.shared |= busy.shared
+            share.energy = share.energy.plus(busy.energy.part(len(self._active)))
+        self.meter.begin()
+
+    def so_far(self, run: Hashable) -> Busy:
+        """What an active run had taken when it was divided last."""
+        return self._active[run].rounded()
+
+    def end(self, run: Hashable) -> Busy:
+        """What a run has taken; call it when the run has ended, or is given up."""
+        if run not in self._active:
+            return NOT_MEASURED
+        self.divide()
+        return self._active.pop(run).rounded()
 
 
 @dataclass(slots=True)

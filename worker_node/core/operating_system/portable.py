@@ -96,7 +96,7 @@ def start_module(module: str, *arguments: object) -> tuple[subprocess.Popen[byte
     command = [sys.executable, "-m", module, *map(str, (listener.getsockname()[1], os.getpid(), *arguments))]
     try:
         process = subprocess.Popen(  # noqa: S603  (this interpreter and a module of ours)
-            command, stdin=theirs, env=native_environment(), creationflags=_NO_WINDOW
+            command, stdin=theirs, env=native_environment(), creationflags=_NO_WINDOW, process_group=0
         )
     except BaseException:
         listener.close()

@@ -15,7 +15,7 @@ from worker_node.devices.energy import (
     energy_counter,
     power_source,
 )
-from worker_node.devices.npu import BusyMeter
+from worker_node.devices.npu import BusyMeter, OverlappingRuns
 
 # Each processor's region, the byte where its energy stands, and what one count is worth, by Intel's documents.
 PROCESSORS = {
@@ -62,35 +62,35 @@ def test_the_npus_energy_is_read_where_its_processor_has_it(tmp_path, guid, expe
     telem = region(tmp_path, guid)
     put(telem, offset, 1_000_000)
     meter = EnergyMeter(energy_counter(Device.NPU, sysfs=tmp_path))
-    meter.begin("a run")
+    meter.begin()
     put(telem, offset, 1_000_001)
-    assert meter.end("a run").joules == pytest.approx(joules_per_count, rel=1e-12)
+    assert meter.so_far().joules == pytest.approx(joules_per_count, rel=1e-12)
 
 
 def test_a_counter_that_began_again_lost_nothing(tmp_path):
     telem = region(tmp_path, "0x3086000")
     put(telem, 0x670, 2**32 - 16384)
     meter = EnergyMeter(energy_counter(Device.NPU, sysfs=tmp_path))
-    meter.begin("a run")
+    meter.begin()
     put(telem, 0x670, 16384)
-    assert meter.end("a run") == Energy(2.0)
+    assert meter.so_far() == Energy(2.0)
 
 
 @pytest.mark.parametrize("device", [Device.CPU, Device.GPU])
 def test_cpu_and_gpu_have_the_packages_counter(tmp_path, device):
     file = zone(tmp_path, energy=262_143_328_000)
     meter = EnergyMeter(energy_counter(device, sysfs=tmp_path))
-    meter.begin("a run")
+    meter.begin()
     file.write_text("149\n")
-    assert meter.end("a run").joules == pytest.approx(0.001)
+    assert meter.so_far().joules == pytest.approx(0.001)
 
 
 def test_without_a_counter_the_reason_is_told(tmp_path):
     def reason(device=Device.NPU):
         found = energy_counter(device, sysfs=tmp_path)
         meter = EnergyMeter(found)
-        meter.begin("a run")
-        assert meter.end("a run") == Energy(reason=found.reason)
+        meter.begin()
+        assert meter.so_far() == Energy(reason=found.reason)
         return found.reason
 
     assert energy_counter(Device.NPU, emulated=True) == Unmeasured("the NPU is emulated")
@@ -119,6 +119,7 @@ class Scripted:
     def __init__(self, path, counts=262_143_328_851):
         self.path, self.counts, self.count, self.now = path, counts, 1_000_000, 0.0
         self.meter = EnergyMeter(EnergyCounter(path, 1e-6, counts, most_watts=50.0), lambda: self.now)
+        self.runs = OverlappingRuns(BusyMeter(lambda: None, energy=self.meter))
         self.use(0.0, 0.0)
 
     def use(self, joules, seconds):
@@ -134,58 +135,59 @@ def scripted(tmp_path):
 
 @pytest.mark.parametrize("moved", [-0.5, 2_000_000.0 / 16, 14.0])
 def test_a_counter_that_falls_or_leaps_is_not_believed(scripted, moved):
-    scripted.meter.begin("a run")
+    scripted.meter.begin()
     scripted.use(moved, 0.01)
-    energy = scripted.meter.end("a run")
+    energy = scripted.meter.so_far()
     assert energy.joules is None
     assert energy.reason.startswith(f"the counter is not believed: it went from 1000000 to {scripted.count} in 0.010 s")
 
-    scripted.meter.begin("the next")
+    scripted.meter.begin()
     scripted.use(0.25, 0.1)
-    assert scripted.meter.end("the next") == Energy(pytest.approx(0.25))
+    assert scripted.meter.so_far() == Energy(pytest.approx(0.25))
 
 
 def test_what_cannot_be_told_of_a_long_run_is_not_told(scripted):
-    scripted.meter.begin("a run")
+    scripted.meter.begin()
     scripted.use(100.0, 6_000.0)
-    assert scripted.meter.end("a run") == Energy(reason="the counter may have begun again within a run of 6000 s")
+    assert scripted.meter.so_far() == Energy(reason="the counter may have begun again within a run of 6000 s")
 
 
 def test_a_counter_that_goes_away_during_a_run_is_named(scripted):
-    scripted.meter.begin("a run")
+    scripted.meter.begin()
     scripted.path.unlink()
-    assert scripted.meter.end("a run") == Energy(reason=f"{scripted.path} could not be read")
+    assert scripted.meter.so_far() == Energy(reason=f"{scripted.path} could not be read")
 
 
 def test_runs_at_the_same_time_share_what_was_used_meanwhile(scripted):
-    meter = scripted.meter
-    meter.begin("first")
+    runs = scripted.runs
+    runs.begin("first")
     scripted.use(1.0, 1.0)
-    meter.begin("second")
+    runs.begin("second")
     scripted.use(4.0, 1.0)
-    meter.update()
-    assert (meter.so_far("first").joules, meter.so_far("second").joules) == pytest.approx((3.0, 2.0))
+    runs.divide()
+    assert (runs.so_far("first").energy.joules, runs.so_far("second").energy.joules) == pytest.approx((3.0, 2.0))
     scripted.use(2.0, 1.0)
-    first = meter.end("first")
+    first = runs.end("first").energy
     scripted.use(1.0, 1.0)
-    assert (first.joules, meter.end("second").joules) == pytest.approx((4.0, 4.0))
+    assert (first.joules, runs.end("second").energy.joules) == pytest.approx((4.0, 4.0))
+    assert runs.end("second") == Busy(), "it was given up before"
 
 
 @given(steps=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3_000_000))))
-def test_runs_never_claim_more_together_than_the_counter_says(tmp_path_factory, steps):
+def test_runs_claim_all_that_the_counter_says_and_no_more(tmp_path_factory, steps):
     scripted = Scripted(tmp_path_factory.mktemp("counter") / "energy_uj")
     running, claimed, used = set(), [], 0
     for run, microjoules in steps:
         scripted.use(microjoules / 1e6, 1.0)
-        used += microjoules
+        used += microjoules if running else 0
         if run in running:
             running.discard(run)
-            claimed.append(scripted.meter.end(run).joules)
+            claimed.append(scripted.runs.end(run).energy.joules)
         else:
             running.add(run)
-            scripted.meter.begin(run)
-    claimed += [scripted.meter.end(run).joules for run in running]
-    assert sum(claimed) <= used / 1e6 + 1e-9
+            scripted.runs.begin(run)
+    claimed += [scripted.runs.end(run).energy.joules for run in running]
+    assert sum(claimed) == pytest.approx(used / 1e6, abs=1e-9)
 
 
 def test_a_busy_meter_measures_the_energy_of_each_run(scripted):
