@@ -126,8 +126,12 @@ def link_or_copy(source, target):
 def store(users_store):
     """A store with the embedded models alone: that of every node and command which is given no other one."""
     root = Path(os.environ[STORE_VARIABLE])
+    models = linked(users_store, embedded(users_store), "models")
+    if sys.platform == "win32":  # where a user may make no symbolic link
+        shutil.copytree(models, root, copy_function=link_or_copy, dirs_exist_ok=True)
+        return ModelStore(root)
     fresh = root.with_name(f"{root.name}-{os.getpid()}")
-    fresh.symlink_to(linked(users_store, embedded(users_store), "models"))
+    fresh.symlink_to(models)
     fresh.replace(root)
     return ModelStore(root)
 

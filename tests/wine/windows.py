@@ -86,11 +86,12 @@ class Windows:
             "PYTHONPATH": windows_path(ROOT),
             "PYTHONUTF8": "1",
             "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPYCACHEPREFIX": r"C:\bytecode",
             "OPENBLAS_NUM_THREADS": "1",
         }
         # The suite's own settings name directories of Linux.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("NPU_NODE_")}
+        settings = ("NPU_NODE_", "TESTS_", "PYTEST_")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
         return inherited | ours | more
 
     def start(self, *arguments: str | Path, **more: str) -> subprocess.Popen[str]:
