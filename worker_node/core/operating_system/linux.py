@@ -49,7 +49,12 @@ def start_module(module: str, *arguments: object) -> tuple[subprocess.Popen[byte
         command = [sys.executable, "-m", module, *map(str, (theirs.fileno(), os.getpid(), *arguments))]
         try:
             process = subprocess.Popen(  # noqa: S603  (this interpreter and a module of ours)
-                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=native_environment()
+                command,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env=native_environment(),
+                # Ctrl-C is for the node, which decides when its children end.
+                process_group=0,
             )
         except BaseException:
             ours.close()
