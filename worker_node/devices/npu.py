@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worker_node.core.operating_system import lock, shared_file, unlock
+from worker_node.core.operating_system import WINDOWS, lock, shared_file, unlock
 from worker_node.core.types import NOT_MEASURED, Busy, Device, Energy
 from worker_node.devices.energy import UNMEASURED, EnergyCounter, EnergyMeter, Unmeasured, energy_counter
 
@@ -20,7 +20,11 @@ ACCEL_DEVICES = Path("/dev/accel")
 NPU_DRIVER = "intel_vpu"
 BUSY_TIME_FILE = "npu_busy_time_us"
 # A lost device comes back by itself, or not (DRV#87 in docs/npu-facts.md).
-RELOAD_DRIVER = "sudo rmmod intel_vpu; sudo modprobe intel_vpu"
+RELOAD_DRIVER = (
+    "disable and enable the NPU in Device Manager, under Neural processors"
+    if WINDOWS
+    else "sudo rmmod intel_vpu; sudo modprobe intel_vpu"
+)
 # The driver marks the device idle a moment after the result is there, and both clocks are read one after the other.
 TOLERANCE_US = 1_000
 
@@ -48,7 +52,12 @@ def find_npu(accelerators: Path = ACCEL_CLASS) -> Path:
 
 
 def npu_users(proc: Path = Path("/proc"), device: Path | None = None) -> list[int]:
-    """The ids of all processes that have the device (default: the NPU) open, as far as this user may see them."""
+    """The ids of all processes that have the device (default: the NPU) open, as far as this user may see them.
+
+    Windows does not tell.
+    """
+    if not proc.is_dir():
+        return []
     device = device or ACCEL_DEVICES / find_npu().parent.name
     found = []
     for process in proc.iterdir():
@@ -82,10 +91,20 @@ class NpuCounters:
     energy_uj: Reading
 
 
+_FULL = re.compile(r"EMFILE|[Tt]oo many open files|errno:? 24\b")
+
+
 def with_remedy(error: str) -> str:
-    """The error of an engine, with what brings a lost device back."""
-    lost = "DEVICE_LOST" in error
-    return f"{error} (if the NPU does not come back by itself: {RELOAD_DRIVER})" if lost else error
+    """The error of an engine on the NPU, with what brings a lost device back, or makes room on a full one."""
+    if "DEVICE_LOST" in error:
+        return f"{error} (if the NPU does not come back by itself: {RELOAD_DRIVER})"
+    if _FULL.search(error):
+        return (
+            f"{error} (an NPU has 128 contexts and 255 doorbells, 64 and 127 for one user who is not root, and every "
+            "engine takes some: end other programs that use it (sudo fuser -v /dev/accel/accel0), or serve fewer "
+            "models on it)"
+        )
+    return error
 
 
 def version_in(version: str, wanted: str) -> bool:
