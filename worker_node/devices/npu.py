@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worker_node.core.operating_system import lock, shared_file, unlock
+from worker_node.core.operating_system import WINDOWS, lock, shared_file, unlock
 from worker_node.core.types import Busy
 
 ACCEL_CLASS = Path("/sys/class/accel")
@@ -19,7 +19,11 @@ ACCEL_DEVICES = Path("/dev/accel")
 NPU_DRIVER = "intel_vpu"
 BUSY_TIME_FILE = "npu_busy_time_us"
 # A lost device comes back by itself, or not (DRV#87 in docs/npu-facts.md).
-RELOAD_DRIVER = "sudo rmmod intel_vpu; sudo modprobe intel_vpu"
+RELOAD_DRIVER = (
+    "disable and enable the NPU in Device Manager, under Neural processors"
+    if WINDOWS
+    else "sudo rmmod intel_vpu; sudo modprobe intel_vpu"
+)
 # The driver marks the device idle a moment after the result is there, and both clocks are read one after the other.
 TOLERANCE_US = 1_000
 
@@ -47,7 +51,12 @@ def find_npu(accelerators: Path = ACCEL_CLASS) -> Path:
 
 
 def npu_users(proc: Path = Path("/proc"), device: Path | None = None) -> list[int]:
-    """The ids of all processes that have the device (default: the NPU) open, as far as this user may see them."""
+    """The ids of all processes that have the device (default: the NPU) open, as far as this user may see them.
+
+    Windows does not tell.
+    """
+    if not proc.is_dir():
+        return []
     device = device or ACCEL_DEVICES / find_npu().parent.name
     found = []
     for process in proc.iterdir():
