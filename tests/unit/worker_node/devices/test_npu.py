@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker_node.devices.energy import EnergyMeter
 from worker_node.devices.npu import (
     TOLERANCE_US,
     Busy,
@@ -160,13 +161,13 @@ def test_the_source_is_the_kernels_the_users_or_the_stand_in(tmp_path):
     with npu_source(tmp_path, emulated=True) as scripted:
         assert (scripted.emulated, scripted.stand_in) == (True, False)
         assert scripted.read().busy_time_us.value == scripted.busy_time().value == 7
-        meter = busy_meter(str(scripted.busy_counter), stand_in=scripted.stand_in)
+        meter = busy_meter(str(scripted.busy_counter), EnergyMeter(), stand_in=scripted.stand_in)
         meter.begin()
         (tmp_path / "npu_busy_time_us").write_text("9\n")
         assert meter.end().us == 2
         assert (tmp_path / "npu_busy_time_us").read_text() == "9\n", "a counter that was given is never written"
     with npu_source(None, emulated=True) as emulated:
-        meter = busy_meter(str(emulated.busy_counter), stand_in=emulated.stand_in)
+        meter = busy_meter(str(emulated.busy_counter), EnergyMeter(), stand_in=emulated.stand_in)
         meter.begin()
         assert meter.end().us == emulated.read().busy_time_us.value == emulated.busy_time_us()
     assert not emulated.busy_counter.exists()
