@@ -8,7 +8,9 @@ That protects against mistakes and damage, not against attackers who can write t
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 import msgspec
 import openvino as ov
 
-from worker_node.devices.npu import EMULATED_NAME, NPU_ON_CPU
+from worker_node.devices.npu import ACCEL_DEVICES, EMULATED_NAME, NPU_ON_CPU, find_npu
 
 NPU = "NPU"
 RECORD_FILE = "blobs.json"
@@ -189,8 +191,14 @@ def require_npu(core: ov.Core, plugin_config: Mapping[str, Any], *, emulated: bo
     With `NPU_PLATFORM` set, the model is compiled for another machine's NPU, and none is needed here.
     """
     if not emulated and NPU not in core.available_devices and "NPU_PLATFORM" not in plugin_config:
+        try:
+            # OpenVINO does not say why; a driver without a free context refuses to open the device.
+            os.close(os.open(ACCEL_DEVICES / find_npu().parent.name, os.O_RDWR))
+            why = ""
+        except OSError as error:
+            why = f" ({error})" if error.errno == errno.EMFILE else ""
         raise RuntimeError(
-            f"OpenVINO sees no NPU on this machine, only {', '.join(core.available_devices)}; "
+            f"OpenVINO sees no NPU on this machine, only {', '.join(core.available_devices)}{why}; "
             "npu-node doctor says what it lacks; to do without an NPU set NPU_NODE_NPU_EMULATION=1"
         )
 

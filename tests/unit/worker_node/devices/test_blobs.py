@@ -1,10 +1,12 @@
 """Which blobs are taken: those that were compiled for exactly this model, machine and settings, and are unchanged."""
 
+import errno
 import os
 
 import pytest
 
-from worker_node.devices.blobs import RECORD_FILE, BlobRejected, check_blobs, write_record
+from worker_node.devices.blobs import RECORD_FILE, BlobRejected, check_blobs, require_npu, write_record
+from worker_node.devices.npu import with_remedy
 
 HERE = {
     "model_sha256": "aa",
@@ -71,3 +73,18 @@ def test_a_record_that_is_none_is_rejected_by_its_name(blobs, content):
     (blobs / RECORD_FILE).write_bytes(content)
     with pytest.raises(BlobRejected, match=RECORD_FILE):
         check_blobs(blobs, HERE, [NAME])
+
+
+class CpuAlone:
+    available_devices = ("CPU",)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOENT])
+def test_an_npu_that_openvino_does_not_see_since_it_is_full_is_said_to_be(monkeypatch, number):
+    def refused(*_arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("worker_node.devices.blobs.os.open", refused)
+    with pytest.raises(RuntimeError, match="sees no NPU on this machine, only CPU") as raised:
+        require_npu(CpuAlone(), {}, emulated=False)
+    assert ("64 and 127 for one user" in with_remedy(str(raised.value))) == (number == errno.EMFILE)

@@ -263,6 +263,12 @@ def test_each_fault_is_one_finding_with_its_fix(good, break_it, check, fix):
     only(good, check, fix)
 
 
+def test_a_device_without_a_free_context_is_named_with_the_limits(good):
+    good.machine.open_error = lambda _path: OSError(errno.EMFILE, "Too many open files")
+    found = only(good, "device-access", "sudo fuser -v /dev/accel/accel0")
+    assert "64 and 127 for one user" in found.found
+
+
 def test_a_lost_device_and_a_log_that_cannot_be_read_are_warnings(good):
     good.machine.kernel_log = "intel_vpu 0000:00:0b.0: [drm] TDR triggered, DEVICE_LOST"
     assert list(good.wrong()) == ["device-lost"]
@@ -379,6 +385,11 @@ def test_on_windows_what_the_npu_lacks_is_an_error_with_its_fix(npu, probe, chec
     assert finding.severity is Severity.ERROR
     assert words in finding.found
     assert fix in finding.fix
+
+
+def test_on_windows_an_npu_that_openvino_alone_knows_is_not_called_missing():
+    found = on_windows(None, SEES_NPU)["npu-present"]
+    assert (found.severity, found.fix.startswith("update the node")) == (Severity.WARNING, True)
 
 
 @pytest.mark.parametrize(("device", "driver"), [("b03e", "32.0.100.5540"), ("643e", "32.0.100.4509")])
