@@ -121,11 +121,15 @@ NOT_MEASURED = Busy()
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens in and out, as the model's own tokenizer counts them; `reasoning_tokens` are among those out."""
+    """Tokens in and out, as the model's own tokenizer counts them; `reasoning_tokens` are among those out.
+
+    `cached_tokens` of the prompt's were in the prefix cache; None where that is not known.
+    """
 
     prompt_tokens: int
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ NPU_DRIVER = "intel_vpu"
 BUSY_TIME_FILE = "npu_busy_time_us"
 # A lost device comes back by itself, or not (DRV#87 in docs/npu-facts.md).
 RELOAD_DRIVER = "sudo rmmod intel_vpu; sudo modprobe intel_vpu"
+# The largest window of a language model that Intel shows on an NPU.
+MOST_PROMPT_TOKENS = 16_384
 # The driver marks the device idle a moment after the result is there, and both clocks are read one after the other.
 TOLERANCE_US = 1_000
 

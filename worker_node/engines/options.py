@@ -33,12 +33,14 @@ class Option:
     """Marks a field as an option of node.toml; fields without it are set by the node.
 
     `text` says what it does, with its unit. `default` is what applies where that depends on the model or the device.
-    `also` are the names of the same option, with the same unit, in other servers; they are accepted.
+    `also` are the names of the same option, with the same unit, in other servers; they are accepted. A certification
+    holds whatever it is set to, unless it is `examined`.
     """
 
     text: str
     default: str | None = None
     also: tuple[str, ...] = ()
+    examined: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from worker_node.engines.options import (
     engines,
     options_of,
 )
-from worker_node.engines.process import Canary, EngineLimits
+from worker_node.engines.process import Canary, EngineLimits, Prewarm
 from worker_node.engines.protocol import EngineSpec
 from worker_node.engines.restart import GrowthLimits, RestartLimits, default_growth
 from worker_node.engines.supervisor import Engine
@@ -41,7 +41,7 @@ from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel, content_hash
-from worker_node.models.npu_rules import problem_on_npu
+from worker_node.models.npu_rules import known_prompt_limit, problem_on_npu
 from worker_node.models.passports import NOT_CERTIFIED, Identity, PassportStore, Standing, standing
 from worker_node.models.store import ModelStore, apparent_kind, open_directory
 from worker_node.registry import tasks
@@ -171,7 +171,8 @@ def build_model(
     for plan in plans:
         canary = task.canary(model, wanted, plan.engine)
         examination = no_canary if canary is None else guard(canary)
-        placements.append(_placement(task, plan, machine, examination, suspects))
+        prewarm = task.prewarm(model, wanted, plan.engine)
+        placements.append(_placement(task, plan, machine, examination, prewarm, suspects))
     model.placements, model.excluded = tuple(placements), excluded
     model.aliases, model.idle_unload_s = wanted.aliases, wanted.idle_unload_s
     return model
@@ -275,7 +276,7 @@ def plan_model(
         if problem is not None:
             excluded.append(ExcludedPlacement(place.device, target.emulated, standing, problem))
             continue
-        engine = plan_engine(task, installed, wanted, place, machine)
+        engine = plan_engine(task, installed, wanted, place, machine, standing)
         ignored = tuple(
             f"{name} is ignored: the engine for {place.device} has no use for it"
             for name in _unused(target, beside=[each.device for each in places])
@@ -297,23 +298,59 @@ def _unused(target: Target, beside: Collection[Device]) -> list[str]:
 
 
 def plan_engine(
-    task: ServedTask[Any], installed: InstalledModel, wanted: ModelSettings, place: PlacementSettings, machine: Machine
+    task: ServedTask[Any],
+    installed: InstalledModel,
+    wanted: ModelSettings,
+    place: PlacementSettings,
+    machine: Machine,
+    standing: Standing = NOT_CERTIFIED,
 ) -> EnginePlan:
-    """Plan the engine of one placement. Raises ConfigurationError when its lengths do not fit the model."""
-    settings, npu = machine.settings, machine.npu
+    """Plan the engine of one placement, of which the passports say `standing`.
+
+    Raises ConfigurationError when its lengths do not fit the model.
+    """
+    npu = machine.npu
     given = replace(wanted.of(engine_for(installed.kind, place.device)), plugin_config=dict(place.plugin_config))
     if place.device is Device.NPU and isinstance(given, NpuOptions):
         given = replace(given, busy_counter=str(npu.busy_counter), stand_in=npu.stand_in)
     plan = task.plan(given, machine.target(installed, wanted, place.device))
     if wanted.max_outstanding is not None:
         plan = replace(plan, admission=replace(plan.admission, max_outstanding=wanted.max_outstanding))
-    if place.device is Device.NPU:
-        plan = replace(plan, prompt_limit=min(plan.prompt_limit, settings.npu_token_limit))
+    if (known := prompt_limit(installed, place.device, standing, machine)) is not None:
+        limit, source = known
+        if limit < plan.prompt_limit:
+            note = f"prompts of more than {limit} tokens do not go there: {source}"
+            plan = replace(plan, prompt_limit=limit, notes=(*plan.notes, note))
     return plan
 
 
+def prompt_limit(
+    installed: InstalledModel, device: Device, standing: Standing, machine: Machine
+) -> tuple[int, str] | None:
+    """Tokens of the longest prompt that the device is known to answer right, and what says so; None for any."""
+    limits = []
+    passport = standing.passport if standing.state in {"certified", "limited"} else None
+    if passport is not None and passport.limits.max_prompt_tokens is not None:
+        limits.append((passport.limits.max_prompt_tokens, f"its passport, of {passport.made}"))
+    if device is Device.NPU:
+        most = machine.settings.npu_token_limit
+        if most is not None:
+            limits.append((most, "npu_token_limit"))
+        if not limits:
+            info = machine.probe.find(device.value)
+            named = None if info is None or machine.npu.emulated else info.properties.get("DEVICE_ARCHITECTURE")
+            tokens, source = known_prompt_limit(installed, named or "unknown", machine.probe.openvino)
+            limits.append((tokens, f"no more is known to be right ({source}); npu-node certify can prove more"))
+    return min(limits, default=None)
+
+
 def _placement(
-    task: ServedTask[Any], plan: PlacementPlan, machine: Machine, canary: Canary, suspects: Suspects
+    task: ServedTask[Any],
+    plan: PlacementPlan,
+    machine: Machine,
+    canary: Canary,
+    prewarm: Prewarm | None,
+    suspects: Suspects,
 ) -> Placement:
     """Make what was planned; no engine is started."""
     engine, target, proven = plan.engine, plan.target, plan.standing.passport
@@ -325,9 +362,7 @@ def _placement(
     for note in notes:
         log.warning("%s on %s: %s", installed.id, device, note)
     admission = Admission(f"{installed.id} on {device}", engine.admission)
-    limit = engine.prompt_limit
     if proven is not None:
-        limit = min(limit, proven.limits.max_prompt_tokens or limit)
         admission.assume(proven.rates.prompt_tokens_per_s, proven.rates.tokens_per_s)
     blobs = options.blobs if isinstance(options, BlobOptions) else None
     yields = task.yields_to_chats and device is Device.CPU
@@ -357,9 +392,9 @@ def _placement(
     compiled = blobs is not None or (options.cache_dir is not None and any(Path(options.cache_dir).glob("*.blob")))
     return Placement(
         device=device,
-        engine=Engine(faulty(spec, faults), canary, limits, suspects=suspects),
+        engine=Engine(faulty(spec, faults), canary, limits, prewarm=prewarm, suspects=suspects),
         admission=admission,
-        prompt_limit=limit,
+        prompt_limit=engine.prompt_limit,
         total_limit=engine.total_limit,
         standing=plan.standing,
         emulated=target.emulated,
@@ -460,7 +495,7 @@ def identity_of(
     info = probe.find("CPU" if emulated else device.value)
     properties = info.properties if info is not None else {}
     place = next((place for place in wanted.placements or () if place.device is device), None)
-    given: list[Any] = [dict(wanted.options), {} if place is None else dict(place.plugin_config or {})]
+    given: list[Any] = [wanted.examined_options(), {} if place is None else dict(place.plugin_config or {})]
     given += map(str, faults_of(installed.id, device, settings))
     named = properties.get("DEVICE_ARCHITECTURE") if device is Device.NPU else properties.get("FULL_DEVICE_NAME")
     return Identity(
