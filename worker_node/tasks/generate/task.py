@@ -175,6 +175,12 @@ class StatefulOptions(BlobOptions):
         ),
     ] = None
 
+    def compiled_in(self) -> dict[str, Any]:
+        # The size of a block says whether there is a cache. How many there are follows from the memory of the machine
+        # that compiles, and may differ where a blob is loaded.
+        beside = {"enable_prefix_caching", "prefix_cache_max_num_blocks"}
+        return {name: value for name, value in super().compiled_in().items() if name not in beside}
+
     def properties(self) -> dict[str, Any]:
         """GenAI's and OpenVINO's properties; None leaves one to them."""
         caches = self.prefix_cache_block_size is not None
