@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The threads of numpy's matrix products spin while they wait: on busy cores that takes twenty times the CPU time of one.
 export OPENBLAS_NUM_THREADS = 1
 
-# On the CPU as it is: only the tests have an OpenVINO that can do with less, docs/contributing.md.
+# On the CPU as it is: only the tests have an OpenVINO that can do with less, CONTRIBUTING.md.
 PULL    = env -u ONEDNN_MAX_CPU_ISA $(BIN)/python -m worker_node pull --embedded
 
 # What a node and a client install, with their extras, and under which licence.
@@ -28,7 +28,7 @@ LICENCES = $(BIN)/pip-licenses --from=mixed --no-version --format=markdown --ord
 # with pytest 9.2: pytest-xdist 3.8 writes them into an attribute that pytest no longer reads.
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help install demo serve test test-fast test-integrations test-all test-ops test-npu-compiler check format docs site dist deb bundle bench clean
+.PHONY: help install demo serve test test-fast test-integrations test-all test-ops test-windows test-npu-compiler check format docs site dist deb bundle bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -54,11 +54,11 @@ $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@ $(NODE)
 
 # While the models are prepared another core compiles what was installed without bytecode. Held to another CPU, the demo
-# needs the copy of OpenVINO that the tests have, and pytest to make it: docs/contributing.md, "Other CPUs".
+# needs the copy of OpenVINO that the tests have, and pytest to make it: CONTRIBUTING.md, "Other CPUs".
 demo: $(if $(ONEDNN_MAX_CPU_ISA),$(STAMP),$(NODE)) ## install, prepare the models, start a node, call it, kill it, fall back to the cloud
 	@echo "preparing two models: 176 MB to download, 206 MB on disk, once"
-	@$(BIN)/python -c 'import demo, worker_node.server, worker_node.tasks.generate.continuous' & \
-		$(PULL) && wait && $(if $(ONEDNN_MAX_CPU_ISA),PYTHONPATH="$$($(BIN)/python -m tests.support.avx2)") $(BIN)/python demo.py
+	@$(BIN)/python -c 'import examples.demo, worker_node.server, worker_node.tasks.generate.continuous' & \
+		$(PULL) && wait && $(if $(ONEDNN_MAX_CPU_ISA),PYTHONPATH="$$($(BIN)/python -m tests.support.avx2)") $(BIN)/python examples/demo.py
 
 serve: $(NODE)      ## run a node on this machine with the embedded models
 	$(BIN)/python -m worker_node pull --embedded
@@ -80,16 +80,20 @@ test-integrations: install ## other projects' clients, frameworks and suites aga
 	$(PULL)
 	$(PYTEST) tests/integrations
 
-# The second run is that of a laptop's CPU: docs/contributing.md, "Other CPUs".
-test-all: install $(SUITE)  ## the suite with its long forms (chaos, fuzz, benchmarks), with integrations, coverage, and once more each as on AVX2 and in portable mode
+# The second run is that of a laptop's CPU: CONTRIBUTING.md, "Other CPUs".
+test-all: install $(SUITE)  ## the suite with its long forms (chaos, fuzz, benchmarks), with integrations, coverage, and once more as on AVX2
 	$(PULL)
 	$(PYTEST) --long --cov --cov-report=term tests/integrations tests/real tests/contract tests/faults tests/unit
 	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST)
-	NPU_NODE_PORTABLE=1 $(PYTEST)
 
 test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
 	$(PULL)
 	$(PYTEST) $(OPS_TESTS)
+
+test-windows: install ## a node and the tests of it on Windows' own Python, under Wine
+	$(PULL)
+	@$(BIN)/python -c 'from tests.wine.windows import require_tools; require_tools()'
+	$(BIN)/python -m pytest tests/wine/test_windows_node.py
 
 test-npu-compiler: install ## compile what a node sends to an NPU with Intel's own compiler, under Wine; LONG=--long: all of it
 	$(PULL)
@@ -114,17 +118,18 @@ check: install      ## format, lint, layers, dependencies, types and licences
 	$(BIN)/mypy
 	$(BIN)/mypy --platform win32
 	@$(LICENCES) > $(VENV)/licences.md
-	@sed -n '/^|/p' docs/licences.md | diff - $(VENV)/licences.md || { echo 'docs/licences.md must be what pip-licenses says: make docs' >&2; exit 1; }
+	@sed -n '/^|/p' docs/reference/licences.md | diff - $(VENV)/licences.md || { echo 'docs/reference/licences.md must be what pip-licenses says: make docs' >&2; exit 1; }
 
 format: install     ## put the source into shape
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: install       ## write the reference of all settings from their declarations
+docs: install       ## write the references of settings, the client and the HTTP API from their declarations
 	$(BIN)/python docs/settings_reference.py
 	$(BIN)/python docs/client_reference.py
+	$(BIN)/python -m docs.http_reference
 	$(LICENCES) > $(VENV)/licences.md
-	sed -i -e '/^|/d' docs/licences.md && cat $(VENV)/licences.md >> docs/licences.md
+	sed -i -e '/^|/d' docs/reference/licences.md && cat $(VENV)/licences.md >> docs/reference/licences.md
 
 site:               ## build the documentation as a site into build/site; a broken link fails
 	@test -x .venv-site/bin/mkdocs || $(PYTHON) -m venv .venv-site

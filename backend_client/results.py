@@ -56,7 +56,8 @@ class Origin:
 
     `headers` are those of the node's reply, with their names in lower case.
     `npu_busy_delta_us` is the measured busy time of the NPU in microseconds, None where no NPU ran; `emulated` is True
-    when that NPU was emulated.
+    when that NPU was emulated. `joules` is the energy that the request used: of the NPU, or of the processor's whole
+    package on a CPU or GPU; None where the node could not measure it.
     """
 
     source: Source
@@ -67,6 +68,7 @@ class Origin:
     attempts: tuple[Attempt, ...] = ()
     route_reason: str | None = None
     npu_busy_delta_us: int | None = None
+    joules: float | None = None
     emulated: bool = False
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -287,6 +289,7 @@ class ChatOptions(CallOptions, total=False):
     """What a chat takes beside its messages, under OpenAI's names; what is not given is the node's default.
 
     `response_format` is OpenAI's object, or a pydantic model: its schema is enforced and `parsed` is an object of it.
+    `prompt_cache_key`, or `user`, names the conversation: its requests prefer one node.
     `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos` and `chat_template_kwargs` are
     what local servers know beside OpenAI's parameters.
     """
@@ -315,6 +318,8 @@ class ChatOptions(CallOptions, total=False):
     ignore_eos: bool | None
     reasoning_effort: str | None
     chat_template_kwargs: dict[str, Any] | None
+    prompt_cache_key: str | None
+    user: str | None
 
 
 class RerankOptions(CallOptions, total=False):

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 Vectors = npt.NDArray[np.float32]
 _FLOAT32 = np.dtype("<f4")
+# A day of a large machine.
+_MOST_JOULES = 1e8
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -102,9 +104,19 @@ def check_vectors(vectors: Vectors, count: int | None) -> Vectors:
     raise NotAnAnswer("a vector is all zeros, or so small that its norm is 0: the device answers garbage")
 
 
-def costs(head: Mapping[str, str]) -> tuple[int, int | None]:
-    """The tokens of the prompt, and the busy time of the NPU; numbers that are none count as missing."""
-    return integer(head.get("x-npu-node-token-count")) or 0, integer(head.get("x-npu-busy-delta-us"))
+def costs(head: Mapping[str, str]) -> tuple[int, int | None, float | None]:
+    """The tokens of the prompt, the busy time of the NPU, and the joules; what is not a number counts as missing."""
+    busy, energy = integer(head.get("x-npu-busy-delta-us")), head.get("x-npu-node-joules")
+    return integer(head.get("x-npu-node-token-count")) or 0, busy, joules(energy)
+
+
+def joules(value: object) -> float | None:
+    """The energy that a header or a body names; None if it is absent, or no sum of joules that a request can use."""
+    try:
+        found = float(value) if isinstance(value, (str, float, int)) and len(str(value)) < 32 else 0.0
+    except ValueError:
+        return None
+    return found if 0 < found < _MOST_JOULES else None
 
 
 def integer(value: str | None) -> int | None:
@@ -152,7 +164,7 @@ class Request:
     `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that
     tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it when no node
     can take it now. `spend_limit`: a cap on what it may cost in the cloud, beside the client's own. `failover`: when
-    its answer is given up.
+    its answer is given up. `tenant`: on whose behalf a gateway sends it.
     """
 
     path: str
@@ -174,6 +186,7 @@ class Request:
     cloud_takes_over: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
     spend_limit: SpendLimit | None = field(default=None, repr=False, compare=False)
     failover: FailoverOptions = NO_FAILOVER
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for a wrong number, or an option of the call among the fields of the body."""
@@ -323,7 +336,7 @@ ModelKind = Literal["embedding", "generation", "vision", "rerank", "transcriptio
 # What errors, tables and logs show of a node: one line, which no terminal takes for a command.
 Text = Annotated[str, StringConstraints(max_length=512, pattern="^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$")]
 # Both write text, and take chats and prompts; those for vision take images as well.
-_WRITERS = frozenset({"generation", "vision"})
+WRITERS = frozenset({"generation", "vision"})
 # What a gateway says that it is, as its `server`.
 GATEWAY = "npu-gateway"
 SERVING = frozenset({"ready", "degraded"})
@@ -387,7 +400,7 @@ class ModelReport(_Part):
 
     def serves(self, kind: ModelKind) -> bool:
         """Whether requests of that kind are for such a model: images that a model cannot read are for it to refuse."""
-        return self.kind in {kind, ""} or (self.kind in _WRITERS and kind in _WRITERS)
+        return self.kind in {kind, ""} or (self.kind in WRITERS and kind in WRITERS)
 
     @cached_property
     def serving(self) -> bool:

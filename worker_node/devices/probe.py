@@ -60,6 +60,7 @@ async def probe() -> Probe:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         env=native_environment(),
+        start_new_session=True,  # Ctrl-C is for the node
     )
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):

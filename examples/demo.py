@@ -2,7 +2,7 @@
 
 Everything in it is real: the weights, the node, the client. The cloud is your own if NPU_CLIENT_CLOUD__API_KEY and its
 companions are set, else a stand-in that the demo starts: a second node, spoken to in OpenAI's dialect.
-`python demo.py --svg docs/img/demo.svg` records what it prints as the picture of the README.
+`python examples/demo.py --svg docs/img/demo.svg` records what it prints as the picture of the README.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -77,13 +76,11 @@ def node(name: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         env=os.environ | {"NPU_NODE_CONFIG": ""},  # not this machine's settings
         stdout=subprocess.PIPE,
         text=True,
+        process_group=0,  # Ctrl-C is for this script, which ends its nodes
     ) as process:
         try:
             with doing(f"the {name} starts: a process of its own"):
                 line = process.stdout.readline() if process.stdout else ""
-            # Ctrl-C reaches the node, too, and it may end before the demo hears of it.
-            if not line and process.wait() in {128 + signal.SIGINT, -signal.SIGINT}:
-                raise KeyboardInterrupt
             if not line.startswith("listening on "):
                 raise SystemExit(f"the {name} did not start; its message is above")
             yield process, line.split()[-1]
@@ -202,7 +199,7 @@ async def main() -> None:
         async with InferenceClient.from_settings(settings) as client:
             await client.embed("known to be up")
             console.rule("3  The node is killed")
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
             what = "your own cloud"
             if second is not None:
@@ -221,7 +218,7 @@ async def main() -> None:
 if __name__ == "__main__":
     # The client warns of the node that dies, in the middle of an answer; here that is the plot.
     logging.basicConfig(level=logging.ERROR)
-    parser = argparse.ArgumentParser(prog="python demo.py")
+    parser = argparse.ArgumentParser(prog="python examples/demo.py")
     parser.add_argument("--svg", metavar="FILE", help="write what the demo printed to this file, as a picture")
     options = parser.parse_args()
     if options.svg:
