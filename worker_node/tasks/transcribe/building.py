@@ -156,6 +156,9 @@ class _Transcribe(ServedTask[TranscriptionModel]):
         if target.emulated and not given.precision:
             # On a CPU's bf16 the NPU's form of the decoder answers with exclamation marks.
             given = replace(given, precision="f32")
+        if given.word_timestamps is None:
+            given = replace(given, word_timestamps=not on_npu)
+        lacks = NOTHING if given.word_timestamps else NOTHING | {"word_timestamps"}
         return EnginePlan(
             options=given,
             admission=AdmissionLimits(_MAX_OUTSTANDING, step_tokens=POSITIONS),
@@ -164,7 +167,7 @@ class _Transcribe(ServedTask[TranscriptionModel]):
             memory=target.footprint(_WEIGHTS),
             lengths=(POSITIONS,) if on_npu else (),
             # See `engine`.
-            lacks=frozenset({"language_detection"}) if on_npu else NOTHING,
+            lacks=lacks | {"language_detection"} if on_npu else lacks,
         )
 
     def open(self, installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings) -> TranscriptionModel:
