@@ -1,4 +1,4 @@
-"""Fixtures that every kind of test may use, and how the suite is run: docs/contributing.md."""
+"""Fixtures that every kind of test may use, and how the suite is run: CONTRIBUTING.md."""
 
 import logging
 import os
@@ -177,6 +177,7 @@ def npu_node(store, tmp_path_factory):
         [[models]]
         name = "all-minilm-l6-v2"
         npu_buckets = [32, 64, 128, 256]
+        infer_requests = 2
 
         [[models]]
         name = "smollm2-135m-instruct"

@@ -8,8 +8,8 @@ import pytest
 from tests.real.directories import exported_smollm
 from worker_node.core.errors import BadRequest, ConfigurationError
 from worker_node.models.store import open_directory
+from worker_node.tasks.generate.chat_tokenizer import ChatTokenizer
 from worker_node.tasks.generate.request import Message
-from worker_node.tasks.generate.tokenization import ChatTokenizer
 
 pytestmark = pytest.mark.real
 

@@ -20,7 +20,7 @@ from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.supervisor import Engine
 from worker_node.models.store import ModelStore
-from worker_node.serving.tokenizing import RowTokenizer
+from worker_node.serving.row_tokenizer import RowTokenizer
 
 RUNNER = "worker_node.encoders.dynamic:DynamicEncoder"
 

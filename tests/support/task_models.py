@@ -13,9 +13,9 @@ from tests.support.speech import wav
 from worker_node.core.types import Device
 from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.serving.tokenizing import RowTokenizer
+from worker_node.serving.row_tokenizer import RowTokenizer
 from worker_node.tasks.generate.building import GenerationModel, ImageRules
-from worker_node.tasks.generate.tokenization import ChatTokenizer
+from worker_node.tasks.generate.chat_tokenizer import ChatTokenizer
 from worker_node.tasks.rerank.service import RerankModel
 from worker_node.tasks.transcribe.building import TranscriptionModel
 from worker_node.tasks.transcribe.task import AudioOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -284,6 +284,44 @@ class BusyMeter:
         busy = self.so_far()
         self._rest = self.read()
         return busy
+
+
+@dataclass(slots=True)
+class _Share:
+    us: float | None = 0.0
+    shared: bool = False
+
+
+@dataclass(slots=True)
+class OverlappingRuns:
+    """Divides the busy time among runs of one engine that overlap: equally among those active at the same moment.
+
+    So all of them together claim no more than the device was busy, and a run that had it alone claims all of its time.
+    """
+
+    meter: BusyMeter
+    _active: dict[Hashable, _Share] = field(default_factory=dict)
+
+    def begin(self, run: Hashable) -> None:
+        """Call it before a run starts."""
+        if self._active:
+            self._divide()
+        self.meter.begin()
+        self._active[run] = _Share()
+
+    def end(self, run: Hashable) -> Busy:
+        """The busy time of a run that has ended; rounded down, or the sum of all could be more than there was."""
+        self._divide()
+        share = self._active.pop(run)
+        if self._active:
+            self.meter.begin()
+        return Busy(None if share.us is None else int(share.us), share.shared)
+
+    def _divide(self) -> None:
+        busy = self.meter.end()
+        for share in self._active.values():
+            share.us = None if share.us is None or busy.us is None else share.us + busy.us / len(self._active)
+            share.shared |= busy.shared
 
 
 @dataclass(slots=True)

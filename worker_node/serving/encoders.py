@@ -18,9 +18,9 @@ from worker_node.engines.protocol import JobEngine
 from worker_node.manager.served import ServedModel
 from worker_node.scheduling.admission import AdmissionLimits, Work
 from worker_node.serving.routing import Demand
+from worker_node.serving.row_tokenizer import RowTokenizer, text_ids
 from worker_node.serving.run import SingleRun
 from worker_node.serving.task import EnginePlan, M, ServedTask, Target
-from worker_node.serving.tokenizing import RowTokenizer, text_ids
 from worker_node.settings import ModelSettings
 
 MAX_OUTSTANDING_TEXTS = 8192

@@ -27,7 +27,7 @@ from worker_node.manager.placement import Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.building import GenerationModel
-from worker_node.tasks.generate.tokenization import ChatTokenizer
+from worker_node.tasks.generate.chat_tokenizer import ChatTokenizer
 
 # Each is a token, and together more than all buffers between a handler and its reader hold: some 130 KiB.
 WORDS = " sea" * 2_000

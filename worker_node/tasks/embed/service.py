@@ -31,9 +31,9 @@ from worker_node.serving.encoders import (
     rows_run,
 )
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
+from worker_node.serving.row_tokenizer import RowTokenizer
 from worker_node.serving.run import Answer, Services, run_selected
 from worker_node.serving.task import EnginePlan
-from worker_node.serving.tokenizing import RowTokenizer
 from worker_node.settings import ModelSettings, NodeSettings
 
 Vectors = npt.NDArray[np.float32]

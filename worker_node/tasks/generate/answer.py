@@ -36,9 +36,9 @@ from worker_node.tasks.generate.blocks import (
     Parser,
     TokenLogprob,
 )
+from worker_node.tasks.generate.chat_tokenizer import ChatTokenizer
 from worker_node.tasks.generate.messages import EDGE_ONLY, GenerateJob, Sampling, TokenDelta
 from worker_node.tasks.generate.metrics import GenerationMetrics
-from worker_node.tasks.generate.tokenization import ChatTokenizer
 
 if TYPE_CHECKING:
     from worker_node.tasks.generate.prompting import PreparedGeneration

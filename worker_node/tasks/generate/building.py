@@ -23,12 +23,12 @@ from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.run import TaskParts
 from worker_node.serving.task import EnginePlan, ServedTask, Target
 from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.tasks.generate.chat_tokenizer import ChatTokenizer
 from worker_node.tasks.generate.images import ImageRules
 from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.tasks.generate.request import Message
 from worker_node.tasks.generate.schemas import SchemaCompiler
 from worker_node.tasks.generate.task import ContinuousOptions, GenerationOptions, StatefulOptions
-from worker_node.tasks.generate.tokenization import ChatTokenizer
 
 # With chunks of 256 a short prompt's first token takes a third of the time on the emulated NPU. What it does to a real
 # one could not be measured, so there OpenVINO's own default stands.

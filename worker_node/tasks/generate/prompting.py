@@ -18,6 +18,7 @@ from worker_node.serving.run import Services
 from worker_node.tasks.generate.answer import ReasoningFirst
 from worker_node.tasks.generate.blocks import Parser
 from worker_node.tasks.generate.building import GenerationModel
+from worker_node.tasks.generate.chat_tokenizer import LargeTexts
 from worker_node.tasks.generate.images import (
     MAX_IMAGES,
     TAGS,
@@ -32,7 +33,6 @@ from worker_node.tasks.generate.messages import ImagePrompt, RawImage, Sampling
 from worker_node.tasks.generate.metrics import GenerationMetrics
 from worker_node.tasks.generate.request import GenerationRequest, Image, Message, TokenIds, ToolUse
 from worker_node.tasks.generate.schemas import SchemaCompiler, answer_form
-from worker_node.tasks.generate.tokenization import LargeTexts
 from worker_node.tasks.generate.tool_calls import (
     HERMES,
     TOOL_FORMATS,

@@ -27,9 +27,9 @@ from worker_node.serving.encoders import (
     rows_run,
 )
 from worker_node.serving.routing import Demand, reject_if_full
+from worker_node.serving.row_tokenizer import RowTokenizer
 from worker_node.serving.run import Services, run_single
 from worker_node.serving.task import EnginePlan
-from worker_node.serving.tokenizing import RowTokenizer
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.rerank.task import RERANK, RerankCanary, RerankOptions
 

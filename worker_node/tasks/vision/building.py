@@ -24,10 +24,10 @@ from worker_node.scheduling.admission import AdmissionLimits
 from worker_node.serving.task import EnginePlan, ServedTask, Target
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.generate.building import GenerationModel, prompt_length
+from worker_node.tasks.generate.chat_tokenizer import ChatTokenizer
 from worker_node.tasks.generate.images import ImageRules, image_prompt, with_tags
 from worker_node.tasks.generate.messages import GenerateJob, RawImage, Sampling, TokenDelta
 from worker_node.tasks.generate.request import Image, Message
-from worker_node.tasks.generate.tokenization import ChatTokenizer
 from worker_node.tasks.vision.task import VISION, VisionNpuOptions
 
 _LANGUAGE_FILE = "openvino_language_model.xml"

@@ -16,9 +16,9 @@ from worker_node.http.replies import Reply, json_response
 from worker_node.http.routes import JSON, ApiOperation
 from worker_node.manager.served import ServedModel
 from worker_node.tasks.generate.building import GenerationModel
+from worker_node.tasks.generate.chat_tokenizer import LargeTexts
 from worker_node.tasks.generate.http.conversation import NO_TEMPLATE, RenderingBody, Turn, conversation
 from worker_node.tasks.generate.prompting import generation_model
-from worker_node.tasks.generate.tokenization import LargeTexts
 
 _MAX_TOKENS = 1_000_000
 _RULES: Table = {"chat_template": Unsupported(NO_TEMPLATE), "tools": Unsupported("send them with a request")}

@@ -20,8 +20,8 @@ from worker_node.tasks.generate.answer import (
     detokenizer,
 )
 from worker_node.tasks.generate.blocks import BlockKind, Closed, Finished, FinishReason, Grown, Opened
+from worker_node.tasks.generate.chat_tokenizer import ChatTokenizer
 from worker_node.tasks.generate.messages import Sampling, TokenDelta
-from worker_node.tasks.generate.tokenization import ChatTokenizer
 from worker_node.tasks.generate.tool_calls import TaggedCalls
 
 BYTES = [bytes([i]) for i in range(256)]

@@ -1,7 +1,7 @@
-"""Tokenizes large texts in threads: no more of a text than is needed, and only while a caller waits.
+"""Tokenizes texts and pairs of texts for encoders; large ones in threads, since these tokenizers release the GIL.
 
-For tokenizers that release the GIL. Eight megabytes of text are four million tokens, and gigabytes of encodings: a text
-is read from its beginning, only until it is known to be too long."""
+Eight megabytes of text are four million tokens, and gigabytes of encodings: a text is read from its beginning, only
+until it is known to be too long, and only while a caller waits."""
 
 from __future__ import annotations
 

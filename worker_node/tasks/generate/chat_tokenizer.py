@@ -14,7 +14,7 @@ import openvino_genai as genai
 from worker_node.core.errors import BadRequest, ConfigurationError, ContextLengthExceeded
 from worker_node.models.directory import ChatTemplate, find_template
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
-from worker_node.serving.tokenizing import check_ids
+from worker_node.serving.row_tokenizer import check_ids
 from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.request import Message, Rendering
 
@@ -278,7 +278,7 @@ def render(directory: str, context_limit: int, arguments: dict[str, Any]) -> str
 _INLINE_BYTES = 4_000
 # Most of a process's memory is address space that its runtime reserves and never touches.
 _LIMITS = PreparationLimits(processes=2, cpu_s=10.0, memory_bytes=8 * 2**30)
-_MODULES = ("worker_node.tasks.generate.tokenization",)
+_MODULES = ("worker_node.tasks.generate.chat_tokenizer",)
 
 
 def is_small(texts: Sequence[str]) -> bool:

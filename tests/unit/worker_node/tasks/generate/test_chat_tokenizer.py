@@ -4,10 +4,10 @@ import pytest
 
 from worker_node.core.errors import BadRequest, ContextLengthExceeded
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
-from worker_node.tasks.generate import tokenization
+from worker_node.tasks.generate import chat_tokenizer
 from worker_node.tasks.generate.answer import detokenizer
+from worker_node.tasks.generate.chat_tokenizer import ChatTokenizer, LargeTexts
 from worker_node.tasks.generate.request import Message, Rendering, ToolCall
-from worker_node.tasks.generate.tokenization import ChatTokenizer, LargeTexts
 
 FAR = 1e12
 SMALL = "the lighthouse keeper "
@@ -55,7 +55,7 @@ def texts(pool):
 async def test_the_tokens_are_the_same_wherever_they_are_made(chat, pool, texts, text):
     tokens = await texts.encode(chat, text, deadline=FAR)
     assert tokens == chat.encode_prompt(text)
-    assert pool.called == ([] if text == SMALL else [tokenization.encode])
+    assert pool.called == ([] if text == SMALL else [chat_tokenizer.encode])
 
 
 async def test_a_large_conversation_is_rendered_elsewhere_with_all_that_belongs_to_it(chat, pool, texts):
@@ -70,7 +70,7 @@ async def test_a_large_conversation_is_rendered_elsewhere_with_all_that_belongs_
     tools = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
     text = await texts.render(chat, messages, tools, think=False, rendering=rendering, deadline=FAR)
     assert text == chat.render(messages, tools, False, rendering)
-    assert pool.called == [tokenization.render]
+    assert pool.called == [chat_tokenizer.render]
 
 
 def test_neighbouring_turns_of_one_role_are_one_turn_and_results_stay_apart(chat):
@@ -105,7 +105,7 @@ async def test_a_process_tokenizes_refuses_and_is_ended_at_its_limit(chat):
     finally:
         await texts.close()
     impatient = LargeTexts(
-        pool=PreparationPool(PreparationLimits(cpu_s=0.01, memory_bytes=8 * 2**30), tokenization._MODULES)
+        pool=PreparationPool(PreparationLimits(cpu_s=0.01, memory_bytes=8 * 2**30), chat_tokenizer._MODULES)
     )
     try:
         with pytest.raises(BadRequest, match="CPU time"):

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from tests.support.cross_encoders import write_tiny
 from worker_node.core.errors import BadRequest, ContextLengthExceeded, DeadlineExceeded, Overloaded
-from worker_node.serving import tokenizing
-from worker_node.serving.tokenizing import RowTokenizer, TokenizingThreads, beginning
+from worker_node.serving import row_tokenizer
+from worker_node.serving.row_tokenizer import RowTokenizer, TokenizingThreads, beginning
 
 LIMIT = 16
 
@@ -137,7 +137,7 @@ async def test_tokens_are_counted_up_to_a_size_and_beyond_it_only_found_too_many
 
 async def test_a_deadline_ends_the_wait_for_a_thread_and_the_work_in_it(embedder, monkeypatch):
     threads = TokenizingThreads()
-    monkeypatch.setattr(tokenizing, "THREADS", threads)
+    monkeypatch.setattr(row_tokenizer, "THREADS", threads)
     begun, left = threading.Event(), threading.Event()
 
     def work(go_on):
