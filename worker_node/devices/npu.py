@@ -80,10 +80,20 @@ class NpuCounters:
     max_frequency_mhz: Reading
 
 
+_FULL = re.compile(r"EMFILE|[Tt]oo many open files|errno:? 24\b")
+
+
 def with_remedy(error: str) -> str:
-    """The error of an engine, with what brings a lost device back."""
-    lost = "DEVICE_LOST" in error
-    return f"{error} (if the NPU does not come back by itself: {RELOAD_DRIVER})" if lost else error
+    """The error of an engine on the NPU, with what brings a lost device back, or makes room on a full one."""
+    if "DEVICE_LOST" in error:
+        return f"{error} (if the NPU does not come back by itself: {RELOAD_DRIVER})"
+    if _FULL.search(error):
+        return (
+            f"{error} (an NPU has 128 contexts and 255 doorbells, 64 and 127 for one user who is not root, and every "
+            "engine takes some: end other programs that use it (sudo fuser -v /dev/accel/accel0), or serve fewer "
+            "models on it)"
+        )
+    return error
 
 
 def version_in(version: str, wanted: str) -> bool:

@@ -340,10 +340,13 @@ class EngineProcess(asyncio.Protocol):
                     self._loaded.set_result(event)
             case LoadFailed():
                 if not self._loaded.done():
-                    self._loaded.set_exception(LoadRefused(with_remedy(event.message)))
+                    self._loaded.set_exception(LoadRefused(self._explained(event.message)))
                     self._loaded.exception()
             case Broken():
-                self.kill(with_remedy(event.message))
+                self.kill(self._explained(event.message))
+
+    def _explained(self, error: str) -> str:
+        return with_remedy(error) if self._spec.device is Device.NPU else error
 
     def _ended(self, job_id: int, error: NodeError | None = None) -> None:
         """Record that a job has had its last result, or that it failed."""
