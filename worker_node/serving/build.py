@@ -417,13 +417,15 @@ def _cache_key(plan: PlacementPlan, machine: Machine) -> compile_cache.CacheKey:
     properties = info.properties if info is not None and not emulated else {}
     # A manifest names the weights by their hashes; without one, two sets of them may share a graph and a name.
     stamped = () if (installed.path / MANIFEST_FILE).is_file() else (WEIGHTS_FILE,)
+    compiler = properties.get("NPU_COMPILER_VERSION")
     return compile_cache.CacheKey(
         model=installed.id,
         model_hash=compile_cache.model_hash(installed.path, (MANIFEST_FILE, MODEL_FILE), stamped),
         device=f"{device}-emulated" if emulated else device.value,
         openvino=machine.probe.openvino or "unknown",
-        driver=properties.get("NPU_DRIVER_VERSION"),
-        compiler=properties.get("NPU_COMPILER_VERSION"),
+        # The compiler makes the binary; what a driver cannot run, OpenVINO compiles again.
+        driver=None if compiler else properties.get("NPU_DRIVER_VERSION"),
+        compiler=compiler,
         lengths=plan.engine.lengths,
     )
 
