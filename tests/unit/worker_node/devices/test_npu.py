@@ -3,6 +3,8 @@
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from worker_node.devices.energy import EnergyMeter
 from worker_node.devices.npu import (
@@ -10,6 +12,7 @@ from worker_node.devices.npu import (
     Busy,
     BusyMeter,
     NpuSource,
+    OverlappingRuns,
     Reading,
     StandInWriter,
     Utilisation,
@@ -72,6 +75,59 @@ def test_a_counter_that_goes_backwards_or_vanishes_gives_no_number():
     assert device.meter.end() == Busy(None)
     device.meter.begin()
     assert device.meter.end() == Busy(None)
+
+
+def test_runs_that_overlap_share_the_time_in_which_they_do():
+    device = Device()
+    runs = OverlappingRuns(device.meter)
+    runs.begin("a")
+    device.work(1_000)
+    runs.begin("b")
+    device.work(3_000)
+    assert runs.end("a") == Busy(2_500)
+    device.work(500)
+    assert runs.end("b") == Busy(2_000)
+    runs.begin("c")
+    device.work(700)
+    assert runs.end("c") == Busy(700), "a run that had the device alone claims all of its time"
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(3, 500), st.integers(0, 500)), max_size=40))
+def test_overlapping_runs_never_claim_more_than_the_device_was_busy_or_than_they_lasted(steps):
+    device = Device()
+    runs, began, claimed, ended = OverlappingRuns(device.meter), {}, 0, 0
+    for run, us, idle_us in steps:
+        if run in began:
+            busy = runs.end(run)
+            assert 0 < busy.us <= (device.now - began.pop(run)) * 1e6 + 1
+            assert not busy.shared
+            claimed, ended = claimed + busy.us, ended + 1
+        else:
+            runs.begin(run)
+            began[run] = device.now
+        if began:
+            device.work(us, wall_us=us + idle_us)
+    for run in list(began):
+        claimed, ended = claimed + runs.end(run).us, ended + 1
+    assert device.count - ended <= claimed <= device.count
+
+
+def test_what_others_used_or_was_not_measured_is_so_for_the_runs_of_that_time_alone():
+    device = Device()
+    runs = OverlappingRuns(device.meter)
+    runs.begin("a")
+    device.work(5_000, wall_us=100)
+    runs.begin("b")
+    device.work(100)
+    assert runs.end("a") == Busy(5_050, shared=True)
+    assert runs.end("b") == Busy(50, shared=False)
+    runs.begin("a")
+    count, device.count = device.count, None
+    runs.begin("b")
+    device.count = count
+    runs.begin("c")
+    device.work(300)
+    assert [runs.end(run).us for run in ("a", "b", "c")] == [None, None, 100]
 
 
 def test_the_stand_in_counts_the_time_of_runs_of_all_engines_and_ends_with_its_owner():
