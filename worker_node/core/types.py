@@ -44,7 +44,7 @@ RouteReason = Literal[
     "model_loading",
 ]
 # What not every placement can do, by the name of the request's parameter.
-Feature = Literal["n", "logprobs", "beam_search", "language_detection"]
+Feature = Literal["n", "logprobs", "beam_search", "language_detection", "word_timestamps"]
 NOTHING: frozenset[Feature] = frozenset()
 
 

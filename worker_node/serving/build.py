@@ -72,13 +72,15 @@ _TOTAL_MEMORY = "GPU_DEVICE_TOTAL_MEM_SIZE"
 class Machine:
     """The node's settings and the devices that it found.
 
-    Engines write what they compile to `export_blobs`, for `npu-node compile`.
+    Engines write what they compile to `export_blobs`, for `npu-node compile`, and compile for the NPU `platform` of
+    another machine if it is given.
     """
 
     settings: NodeSettings
     probe: Probe
     npu: NpuSource
     export_blobs: Path | None = None
+    platform: str | None = None
 
     def devices(self) -> tuple[Device, ...]:
         """The devices that a model may be placed on, in order of preference."""
@@ -432,7 +434,7 @@ def _with_directories(task: ServedTask[Any], plan: PlacementPlan, machine: Machi
     """The planned options with the directories for compiled models, and why there can be no cache."""
     options, target, export = plan.engine.options, plan.target, machine.export_blobs
     if isinstance(options, BlobOptions):
-        options = replace(options, export_blobs=None if export is None else str(export))
+        options = replace(options, export_blobs=None if export is None else str(export), platform=machine.platform)
         if options.blobs is not None:
             return options, None
     if export is not None or target.device is Device.CPU or (target.emulated and not task.keeps_emulated):
@@ -451,13 +453,15 @@ def _cache_key(plan: PlacementPlan, machine: Machine) -> compile_cache.CacheKey:
     properties = info.properties if info is not None and not emulated else {}
     # A manifest names the weights by their hashes; without one, two sets of them may share a graph and a name.
     stamped = () if (installed.path / MANIFEST_FILE).is_file() else (WEIGHTS_FILE,)
+    compiler = properties.get("NPU_COMPILER_VERSION")
     return compile_cache.CacheKey(
         model=installed.id,
         model_hash=compile_cache.model_hash(installed.path, (MANIFEST_FILE, MODEL_FILE), stamped),
         device=f"{device}-emulated" if emulated else device.value,
         openvino=machine.probe.openvino or "unknown",
-        driver=properties.get("NPU_DRIVER_VERSION"),
-        compiler=properties.get("NPU_COMPILER_VERSION"),
+        # The compiler makes the binary; what a driver cannot run, OpenVINO compiles again.
+        driver=None if compiler else properties.get("NPU_DRIVER_VERSION"),
+        compiler=compiler,
         lengths=plan.engine.lengths,
     )
 

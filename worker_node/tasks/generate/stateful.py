@@ -196,6 +196,8 @@ def _finish(reason: genai.GenerationFinishReason, *, stopped: bool) -> str | Non
 
 # GenAI demands the suffix.
 _BLOB = "generate.blob"
+# What OpenVINO says after it has compiled for a device that is not there.
+_NO_DEVICE = ("Failed to create infer request", "Level zero backend is not found", "Tensor was not initialized")
 
 
 class StatefulRunner(PipelineRunner):
@@ -214,11 +216,19 @@ class StatefulRunner(PipelineRunner):
         began = time.monotonic()
         options, emulated = self._options, self._spec.emulated
         core = ov.Core()
-        require_npu(core, options.plugin_config, emulated=emulated)
+        require_npu(core, options.compiler_config, emulated=emulated)
         self._meter = busy_meter(options.busy_counter, self._spec.energy_meter(), stand_in=options.stand_in)
         blobs = ModelBlobs(
-            self._spec.model_id, Path(self._spec.path), [_BLOB], options.compiled_in(), emulated, genai.get_version()
+            self._spec.model_id,
+            Path(self._spec.path),
+            [_BLOB],
+            options.compiled_in(),
+            emulated,
+            genai.get_version(),
+            options.platform,
         )
+        if options.platform is not None:
+            return self._compiled_elsewhere(blobs, core, began)
         if options.blobs is not None:
             self._pipeline = self._imported(blobs, core, Path(options.blobs).expanduser())
         elif options.export_blobs is not None:
@@ -236,12 +246,25 @@ class StatefulRunner(PipelineRunner):
             time.monotonic() - began, name, genai.get_version(), driver, compiled=1 - imported, imported=imported
         )
 
+    def _compiled_elsewhere(self, blobs: ModelBlobs, core: ov.Core, began: float) -> Loaded:
+        """Write the blobs for another machine's NPU. Raises RuntimeError where the compiler does."""
+        target = Path(str(self._options.export_blobs))
+        try:
+            self._compiled(EXPORT_BLOB="YES", BLOB_PATH=str(target / _BLOB), **SMALL)
+        except RuntimeError as error:
+            # The pipeline exports first, and fails when it wants to run what no device here can.
+            if not any(text in str(error) for text in _NO_DEVICE):
+                raise
+            self._pipeline = None
+        blobs.written(core, target)
+        return Loaded(time.monotonic() - began, f"{NPU} {self._options.platform}", genai.get_version(), compiled=1)
+
     def _compiled(self, **export: Any) -> genai.LLMPipeline:
         options = self._options
         properties = npu_properties(
             emulated=self._spec.emulated,
             cache_dir=options.cache_dir,
-            plugin_config=options.plugin_config,
+            plugin_config=options.compiler_config,
             **options.properties(),
         )
         return genai.LLMPipeline(self._spec.path, NPU, **properties, **export)

@@ -66,7 +66,19 @@ def test_the_npus_engine_keeps_what_it_compiles_and_the_cpus_has_nothing_to_keep
     cache = Path(on_npu.engine.spec.options["cache_dir"])
     assert cache.is_dir()
     assert cache.parent == built.root / "m"
-    assert json.loads((cache / compile_cache.KEY_FILE).read_bytes())["driver"] == "1.32"
+    assert json.loads((cache / compile_cache.KEY_FILE).read_bytes())["compiler"] == DRIVER["NPU_COMPILER_VERSION"]
+
+
+def test_a_new_driver_with_the_same_compiler_keeps_what_was_compiled(built):
+    def cache(**versions):
+        devices = (DeviceInfo("NPU", DRIVER | versions),)
+        built.machine = replace(built.machine, probe=Probe(devices, "2026.4"))
+        return built.cache()
+
+    first = cache(NPU_COMPILER_VERSION="8")
+    assert cache(NPU_COMPILER_VERSION="8", NPU_DRIVER_VERSION="9.9") == first
+    assert cache(NPU_COMPILER_VERSION="9") != first
+    assert not first.exists()
 
 
 def test_the_load_of_a_compile_for_the_npu_is_cold_until_something_compiled_is_kept(built):
