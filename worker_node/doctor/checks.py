@@ -5,6 +5,7 @@ What they read of a machine is below a root that tests may put elsewhere.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -26,7 +27,7 @@ from worker_node.core.environment import native_environment
 from worker_node.core.operating_system import WINDOWS, group_name, pci_drivers
 from worker_node.core.types import Device
 from worker_node.devices.energy import EnergyCounter, energy_counter, power_source
-from worker_node.devices.npu import RELOAD_DRIVER, find_npu, frequency_limits, version_in
+from worker_node.devices.npu import MAKE_ROOM, NPU_LIMITS, RELOAD_DRIVER, find_npu, frequency_limits, version_in
 from worker_node.devices.probe import Probe
 
 # Where distributions and Intel's packages put libraries.
@@ -106,18 +107,23 @@ class ExaminedMachine:
             return None
         return group_name(number)
 
-    def may_use(self, path: str) -> bool:
-        """Whether this process may open a file to read and write.
+    def open_error(self, path: str) -> OSError | None:
+        """Why this process cannot open a file to read and write; None if it can.
 
         It is tried, since a container may hold a device that its rights allow and its rules forbid.
         """
         try:
             os.close(os.open(self.root / path, os.O_RDWR))
-        except PermissionError:
-            return False
-        except OSError:
-            return os.access(self.root / path, os.R_OK | os.W_OK)
-        return True
+        except OSError as problem:
+            return problem
+        return None
+
+    def may_use(self, path: str) -> bool:
+        """Whether this process may open a file to read and write, free or not."""
+        problem = self.open_error(path)
+        if problem is None or isinstance(problem, PermissionError):
+            return problem is None
+        return os.access(self.root / path, os.R_OK | os.W_OK)
 
 
 def read_kernel_log() -> str | None:
@@ -173,6 +179,10 @@ _NPUS = {
 }
 # Processing accelerators. Intel's NPUs have this class, and so have some of its FPGA cards.
 _CLASS = "0x1200"
+_UPDATE = (
+    "update the node (docs/npu-machine.md lists the NPUs that it knows); until then the other checks and npu-node "
+    "certify say what this one can do"
+)
 _DRIVER_SINCE = (6, 3)
 _COUNTER_SINCE = (6, 11)
 _NODE = "dev/accel"
@@ -217,14 +227,10 @@ def check_kernel(machine: ExaminedMachine) -> Iterator[Finding]:
     address, device = npu
     name, generation = _NPUS.get(device, (None, None))
     if name is None:
-        fix = (
-            "update the node (docs/npu-machine.md lists the NPUs that it knows); until then the checks below and "
-            "npu-node certify say what this one can do"
-        )
         found = (
             f"8086:{device} at {address} is an Intel accelerator that this release does not know, such as a newer NPU"
         )
-        yield warning("npu-present", found, fix)
+        yield warning("npu-present", found, _UPDATE)
     else:
         yield ok("npu-present", f"{name} NPU 8086:{device} at {address}")
     yield _driver(machine, address)
@@ -359,7 +365,9 @@ def _energy(machine: ExaminedMachine) -> Finding:
 
 
 def _access(machine: ExaminedMachine, node: str) -> Finding:
-    group = machine.group_of(node)
+    group, problem = machine.group_of(node), machine.open_error(node)
+    if problem is not None and problem.errno == errno.EMFILE:
+        return error("device-access", f"/{node} cannot be opened: {NPU_LIMITS}", MAKE_ROOM)
     if machine.in_container() and not machine.may_use(node):
         what = f"this container may not open /{node}, which is for the group {group}"
         fix = f"start the container with {_GIVE_DEVICE}, not as a volume"
@@ -506,7 +514,9 @@ def windows_npu() -> WindowsNpu | None:
 
 def check_windows(npu: WindowsNpu | None, probe: Probe) -> Iterator[Finding]:
     """The NPU as Windows and OpenVINO see it; firmware and compiler are parts of the driver there."""
-    if npu is None:
+    if npu is None and probe.find("NPU") is not None:
+        yield warning("npu-present", "OpenVINO sees an NPU that this release does not know", _UPDATE)
+    elif npu is None:
         fix = (
             "if the processor has one (docs/npu-machine.md), enable it in the UEFI setup and look for it in Device "
             "Manager; to try the node without one set NPU_NODE_NPU_EMULATION=1"
