@@ -45,8 +45,11 @@ def _doctor(args: argparse.Namespace) -> int:
     from worker_node.doctor.checks import check_cpu, examine, healthy
     from worker_node.doctor.machine import ExaminedMachine, Severity, read_kernel_log
 
-    node, cache = _node(args) if args.profile == "node" else _bounded(load_bounded_settings(args))
     found = asyncio.run(probe())
+    if args.profile == "node":
+        node, cache = _node(args, found.openvino or "")
+    else:
+        node, cache = _bounded(load_bounded_settings(args))
     npu = examine(ExaminedMachine(kernel_log=read_kernel_log()), found, cache=cache)
     if args.require is None:
         lesser = {Severity.ERROR: Severity.WARNING}
@@ -65,7 +68,7 @@ def _doctor(args: argparse.Namespace) -> int:
     return 0 if healthy(findings) else 1
 
 
-def _node(args: argparse.Namespace) -> tuple[list[Finding], Path]:
+def _node(args: argparse.Namespace, openvino: str) -> tuple[list[Finding], Path]:
     """What is said of the node that `serve` would start, and its compile cache. Raises InvalidSettings."""
     from dataclasses import replace
 
@@ -87,7 +90,8 @@ def _node(args: argparse.Namespace) -> tuple[list[Finding], Path]:
         findings.append(warning("api-keys", refused.problems[0].message, fix))
     try:
         store = node_store(args)
-        findings += check_models(store.root, {model.name: _problem(model, store) for model in settings.models})
+        problems = {model.name: _problem(model, store, openvino) for model in settings.models}
+        findings += check_models(store.root, problems)
     except ConfigurationError as problem:
         findings.append(error("model-store", problem.message, "run doctor as the node's user, or set model_store"))
     secrets = (settings.api_keys_file, settings.tls_key or settings.tls_cert)
@@ -114,13 +118,17 @@ def _bounded(settings: BoundedSettings) -> tuple[list[Finding], Path]:
     return [finding], settings.cache.expanduser()
 
 
-def _problem(wanted: ModelSettings, store: ModelStore) -> tuple[str, str] | None:
+def _problem(wanted: ModelSettings, store: ModelStore, openvino: str) -> tuple[str, str] | None:
     """What keeps a model from being served, and the fix; an encoder's directory is prepared by the node, not here."""
+    from worker_node.models.directory import runtime_problem
+
     try:
-        if wanted.path is None:
-            store.get(wanted.name)
-        elif not wanted.path.expanduser().is_dir():
+        path = store.get(wanted.name).path if wanted.path is None else wanted.path.expanduser()
+        if not path.is_dir():
             return f"{wanted.name}: {wanted.path} is not a directory", "correct path in [[models]]"
+        newer = None if wanted.allow_known_bad else runtime_problem(path, openvino)
+        if newer is not None:
+            return newer, "update the node, or export the model again with that version"
     except ModelNotFound:
         fix = f"npu-node pull {wanted.name} --model-store {shlex.quote(str(store.root))}"
         return f"{wanted.name} is not installed in {store.root}", fix
