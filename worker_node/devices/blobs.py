@@ -9,8 +9,10 @@ write to the directory: a blob is code.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 import msgspec
 import openvino as ov
 
-from worker_node.devices.npu import EMULATED_NAME, NPU_ON_CPU
+from worker_node.devices.npu import ACCEL_DEVICES, EMULATED_NAME, NPU_ON_CPU, find_npu
 
 log = logging.getLogger(__name__)
 
@@ -270,9 +272,21 @@ def require_npu(core: ov.Core, plugin_config: Mapping[str, Any], *, emulated: bo
         )
     if not emulated and NPU not in core.available_devices and "NPU_PLATFORM" not in plugin_config:
         raise RuntimeError(
-            f"OpenVINO sees no NPU on this machine, only {', '.join(core.available_devices)}; "
+            f"OpenVINO sees no NPU on this machine, only {', '.join(core.available_devices)}{_refused()}; "
             "npu-node doctor says what it lacks; to do without an NPU set NPU_NODE_NPU_EMULATION=1"
         )
+
+
+def _refused() -> str:
+    """That the driver has no free context, which OpenVINO does not say; empty if it has one."""
+    device = ACCEL_DEVICES / find_npu().parent.name
+    try:
+        os.close(os.open(device, os.O_RDWR))
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            return f" ({error})"
+
+    return ""
 
 
 def brief(error: Exception) -> str:
