@@ -1,7 +1,7 @@
 """Run in Windows' Python: load a model as a node's engine on the NPU would, for a processor that is not here.
 
-It takes `model`, `store`, `options` (of `[[models]]`), `platform` and `out` as one JSON text, and prints one line of
-JSON. The engine's own `load` compiles; OpenVINO keeps each binary in `out` and fails afterwards, since no device is
+It takes `model`, `store`, `options` (of `[[models]]`), `platform`, `out` and `exported` (as `npu-node compile` does) as one
+JSON text, and prints one line of JSON. The engine's own `load` compiles; OpenVINO keeps each binary in `out` and fails afterwards, since no device is
 there to run on.
 """
 
@@ -33,7 +33,8 @@ def main(job):
     found = Probe((DeviceInfo("NPU", {"DEVICE_ARCHITECTURE": job["platform"]}),), ov.get_version())
     with npu_source(Path(job["out"]), emulated=False) as npu:
         installed = installed_model(wanted, ModelStore(settings.model_store), settings)
-        spec = build_model(installed, wanted, Machine(settings, found, npu)).placements[0].engine.spec
+        machine = Machine(settings, found, npu, Path(job["out"]) if job["exported"] else None)
+        spec = build_model(installed, wanted, machine).placements[0].engine.spec
     runner = make_runner(spec)
     began = time.process_time()
     try:

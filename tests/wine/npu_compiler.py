@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,11 @@ import msgspec
 
 from tests.real.colour_vision import kept_colours
 from tests.support.cross_encoders import write_minilm
-from tests.support.foreign import kept
-from tests.wine.npu_binary import Part, parts_of
+from tests.support.foreign import kept, output_of
+from tests.support.whisper import install_whisper
+from tests.wine.npu_binary import Decoder, Part, Times, parts_of
 from tests.wine.windows import ROOT, Windows, windows, windows_path
-from worker_node.models.directory import MANIFEST_FILE
+from worker_node.models.directory import MANIFEST_FILE, peek_config
 from worker_node.models.store import ModelStore
 
 KNOWN = ROOT / "docs" / "lab" / "npu-compiled.json"
@@ -30,26 +33,32 @@ PAGE = ROOT / "docs" / "npu-compiled.md"
 PLATFORMS = {"3720": "Meteor, Arrow Lake", "4000": "Lunar Lake", "5010": "Panther Lake", "5020": "Wildcat Lake"}
 SMALL = ("3720", "4000", "5010")
 SLOWER, LARGER = 1.25, 2.0
+# CPU time that a compile gets of which it is known that it does not end.
+UNFINISHED_S = 150
+# On a machine that is shared a compile may take many times its CPU time.
+HUNG_S = 3600
 
 
 class Row(msgspec.Struct, frozen=True):
     """A model with options of `[[models]]`, compiled for each of `platforms`; a `small` one in CI, too.
 
-    `layers` are those of a model that generates. After `limit_s` a compile has not finished.
+    A compile has not finished after `limit_s` seconds of CPU time. `exported`: as `npu-node compile` does it.
     """
 
     name: str
     model: str
     options: dict[str, Any] = {}
-    layers: int = 0
     small: bool = False
-    limit_s: float = 900.0
+    exported: bool = False
+    limit_s: int = 600
     platforms: tuple[str, ...] = tuple(PLATFORMS)
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of one compile. `ms` and `tokens_per_s` are the compiler's predictions at the lowest and the highest
-    frequency: of all parts run once, and of a long answer where the parts are those of a decoder that repeats a layer.
+    """What came of one compile, with the compiler's predictions at the lowest and the highest frequency.
+
+    `ms` is the time of a run: of an encoder, of a prompt that fills its window, of half a minute of speech up to the
+    first token. `tokens_per_s` are those that a decoder generates at the end of its window.
     """
 
     problem: str | None = None
@@ -57,16 +66,41 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     mb: float = 0.0
     device_mib: float = 0.0
     parts: int = 0
-    ms: tuple[float, float] = (0.0, 0.0)
-    tokens_per_s: tuple[float, float] | None = None
+    ms: Times = (0.0, 0.0)
+    tokens_per_s: Times | None = None
 
 
 EMBEDDER, GENERATOR, SPEECH = "all-minilm-l6-v2", "smollm2-135m-instruct", "whisper-tiny.en"
 RERANKER, VISION = "reranker", "colours"
+# What a conversion makes beside the default.
+FORMS = ("int4_sym", "int8_sym")
 ROWS = (
-    *(Row(f"embeddings, {n} tokens", EMBEDDER, {"npu_buckets": [n]}, small=True) for n in (32, 256)),
-    Row("rerank, 512 tokens", RERANKER, {"npu_buckets": [512]}, small=True),
-    Row("chat, prompts of 1,024", GENERATOR, {"max_prompt_len": 1024}, layers=30, small=True),
+    *(
+        Row(f"embeddings, {n} tokens", EMBEDDER, {"npu_buckets": [n]}, small=n in {32, 256})
+        for n in (16, 24, 32, 64, 128, 256)
+    ),
+    Row("embeddings, 32 tokens, 8 texts", EMBEDDER, {"npu_buckets": [32], "npu_batch_size": 8}),
+    Row(
+        "embeddings, 256 tokens, 64 texts",
+        EMBEDDER,
+        {"npu_buckets": [256], "npu_batch_size": 64},
+        limit_s=UNFINISHED_S,
+        platforms=("4000",),
+    ),
+    Row("embeddings, 256 tokens, npu-node compile", EMBEDDER, {"npu_buckets": [256]}, exported=True),
+    *(Row(f"rerank, {n} tokens", RERANKER, {"npu_buckets": [n]}, small=n == 512) for n in (128, 512)),
+    *(Row(f"chat, prompts of {n}", GENERATOR, {"max_prompt_len": n}, small=n == 1024) for n in (1024, 2048, 4096, 8192)),
+    Row("chat, prompts of 1024, chunks of 256", GENERATOR, {"max_prompt_len": 1024, "prefill_chunk_size": 256}),
+    Row("chat, prompts of 2048, STATIC", GENERATOR, {"max_prompt_len": 2048, "prefill_hint": "STATIC"}),
+    Row("chat, prompts of 1024, FAST_COMPILE", GENERATOR, {"max_prompt_len": 1024, "generate_hint": "FAST_COMPILE"}),
+    Row(
+        "chat, prompts of 1024, BEST_PERF",
+        GENERATOR,
+        {"max_prompt_len": 1024, "generate_hint": "BEST_PERF"},
+        limit_s=UNFINISHED_S,
+        platforms=("4000",),
+    ),
+    *(Row(f"chat, prompts of 1024, {form}", f"{GENERATOR}-{form}", {"max_prompt_len": 1024}) for form in FORMS),
     Row("speech", SPEECH),
     Row("vision", VISION, {"max_prompt_len": 1024}),
 )
@@ -82,23 +116,29 @@ def compile_row(installation: Windows, row: Row, platform: str, store: Path) -> 
             "options": row.options | _path_of(store / row.model),
             "platform": platform,
             "out": f"C:\\{Path(out).name}",
+            "exported": row.exported,
         }
-        done = installation.run("-m", "tests.wine.compile_job", json.dumps(job), timeout=row.limit_s)
-        lines = [line for line in done.stdout.splitlines() if line.startswith('{"cpu_s"')]
+        process = installation.start("-m", "tests.wine.compile_job", json.dumps(job))
+        resource.prlimit(process.pid, resource.RLIMIT_CPU, (row.limit_s, row.limit_s))
+        output, _ = process.communicate(timeout=HUNG_S)
+        if process.returncode in {-signal.SIGKILL, -signal.SIGXCPU}:
+            return Result(problem=f"not finished in {row.limit_s} s", cpu_s=row.limit_s)
+        lines = [line for line in output.splitlines() if line.startswith('{"cpu_s"')]
         if not lines:
-            return Result(problem=f"the compiler ended with status {done.returncode}: {done.stdout[-300:].strip()}")
+            raise RuntimeError(f"the compiler ended with status {process.returncode}: {output[-2000:].strip()}")
         found = json.loads(lines[-1])
         binaries = [path.read_bytes() for path in sorted(Path(out).rglob("*.blob"))]
     if found["problem"] is not None or not binaries:
         return Result(problem=found["problem"] or "no binary was written", cpu_s=found["cpu_s"])
     parts = [part for binary in binaries for part in parts_of(binary)]
+    ms, tokens_per_s = _predicted(parts, row, store)
     return Result(
         cpu_s=found["cpu_s"],
         mb=round(sum(map(len, binaries)) / 1e6, 1),
         device_mib=round(sum(part.device_bytes for part in parts) / 2**20, 1),
         parts=len(parts),
-        ms=(round(sum(part.slow_ms for part in parts), 2), round(sum(part.fast_ms for part in parts), 2)),
-        tokens_per_s=_tokens_per_s(parts, row.layers),
+        ms=_rounded(ms),
+        tokens_per_s=tokens_per_s,
     )
 
 
@@ -107,50 +147,45 @@ def _path_of(directory: Path) -> dict[str, str]:
     return {} if (directory / MANIFEST_FILE).is_file() else {"path": windows_path(directory)}
 
 
-def _tokens_per_s(parts: list[Part], layers: int) -> tuple[float, float] | None:
-    """The rate of a decoder: its first part, the repeated layer, the last, and the matrix that chooses the token.
-
-    None for a model whose parts are not these three twice, for a token and for the prompt, and the matrix.
-    """
-    if len(parts) != 7 or layers < 3:
-        return None
-    first, repeated, last = parts[:3]
-    matrix = parts[-1]
-
-    def rate(ms: Iterable[float]) -> float:
-        once, many, end, choice = ms
-        return round(1e3 / (once + (layers - 1) * many + end + choice), 1)
-
-    decoder = (first, repeated, last, matrix)
-    return rate(part.slow_ms for part in decoder), rate(part.fast_ms for part in decoder)
+def _predicted(parts: list[Part], row: Row, store: Path) -> tuple[Times, Times | None]:
+    config = peek_config(store / row.model / "config.json")
+    layers = config.get("num_hidden_layers") or config.get("text_config", {}).get("num_hidden_layers", 0)
+    decoder = Decoder.of(parts, layers)
+    others = [part for part in parts if decoder is None or part not in decoder.parts()]
+    ms = sum(part.slow_ms for part in others), sum(part.fast_ms for part in others)
+    if decoder is None:
+        return ms, None
+    prompt = decoder.prompt(_chunks(row.options))
+    slow, fast = decoder.token()
+    return (ms[0] + prompt[0], ms[1] + prompt[1]), _rounded((1e3 / slow, 1e3 / fast))
 
 
-def unfinished(row: Row) -> Result:
-    """The result of a compile that took too long."""
-    return Result(problem=f"not finished in {row.limit_s:.0f} s", cpu_s=row.limit_s)
+def _chunks(options: Mapping[str, Any]) -> int:
+    """In how many steps a prompt that fills its window is computed; OpenVINO's own chunks have 1,024 tokens."""
+    window = options.get("max_prompt_len", 0)
+    chunk = window if options.get("prefill_hint") == "STATIC" else options.get("prefill_chunk_size", 1024)
+    return max(1, -(-window // max(1, chunk)))
 
 
-def result_of(installation: Windows, row: Row, platform: str, store: Path) -> Result:
-    """What came of one row on one platform, a compile that does not end included."""
-    try:
-        return compile_row(installation, row, platform, store)
-    except TimeoutError:
-        return unfinished(row)
+def _rounded(times: Times) -> Times:
+    return round(times[0], 2), round(times[1], 2)
 
 
 def model_store() -> Path:
-    """A store with the embedded models, Whisper where it is installed, a reranker and a model that takes images."""
+    """A store with the embedded models, SmolLM2 in other forms, Whisper, a reranker and a model that takes images."""
     embedded = ModelStore()
 
     def make(directory: Path) -> None:
         for name in (EMBEDDER, GENERATOR):
             shutil.copytree(embedded.get(name).path, directory / name)
-        if (embedded.root / SPEECH).is_dir():
-            shutil.copytree(embedded.root / SPEECH, directory / SPEECH)
+        for form in FORMS:
+            pull = ("pull", GENERATOR, "--quantization", form, "--name", f"{GENERATOR}-{form}")
+            output_of(sys.executable, "-m", "worker_node", *pull, "--model-store", directory)
+        install_whisper(ModelStore(directory))
         write_minilm(directory / RERANKER, embedded.get(EMBEDDER).path)
         shutil.copytree(kept_colours(embedded), directory / VISION)
 
-    return kept("npu-compiler-models", make, "1")
+    return kept("npu-compiler-models", make, "2")
 
 
 def differences(row: str, known: Result | None, found: Result) -> list[str]:
@@ -206,7 +241,7 @@ def main() -> None:
         for platform in row.platforms:
             if args.platform and platform not in args.platform:
                 continue
-            found = result_of(installation, row, platform, store)
+            found = compile_row(installation, row, platform, store)
             results.setdefault(row.name, {})[platform] = found
             print(row.name, platform, found, file=sys.stderr, flush=True)
             ordered = {each.name: results[each.name] for each in ROWS if each.name in results}
