@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The threads of numpy's matrix products spin while they wait: on busy cores that takes twenty times the CPU time of one.
 export OPENBLAS_NUM_THREADS = 1
 
-# On the CPU as it is: only the tests have an OpenVINO that can do with less, docs/contributing.md.
+# On the CPU as it is: only the tests have an OpenVINO that can do with less, CONTRIBUTING.md.
 PULL    = env -u ONEDNN_MAX_CPU_ISA $(BIN)/python -m worker_node pull --embedded
 
 # What a node and a client install, with their extras, and under which licence.
@@ -54,11 +54,11 @@ $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@ $(NODE)
 
 # While the models are prepared another core compiles what was installed without bytecode. Held to another CPU, the demo
-# needs the copy of OpenVINO that the tests have, and pytest to make it: docs/contributing.md, "Other CPUs".
+# needs the copy of OpenVINO that the tests have, and pytest to make it: CONTRIBUTING.md, "Other CPUs".
 demo: $(if $(ONEDNN_MAX_CPU_ISA),$(STAMP),$(NODE)) ## install, prepare the models, start a node, call it, kill it, fall back to the cloud
 	@echo "preparing two models: 176 MB to download, 206 MB on disk, once"
-	@$(BIN)/python -c 'import demo, worker_node.server, worker_node.tasks.generate.continuous' & \
-		$(PULL) && wait && $(if $(ONEDNN_MAX_CPU_ISA),PYTHONPATH="$$($(BIN)/python -m tests.support.avx2)") $(BIN)/python demo.py
+	@$(BIN)/python -c 'import examples.demo, worker_node.server, worker_node.tasks.generate.continuous' & \
+		$(PULL) && wait && $(if $(ONEDNN_MAX_CPU_ISA),PYTHONPATH="$$($(BIN)/python -m tests.support.avx2)") $(BIN)/python examples/demo.py
 
 serve: $(NODE)      ## run a node on this machine with the embedded models
 	$(BIN)/python -m worker_node pull --embedded
@@ -80,7 +80,7 @@ test-integrations: install ## other projects' clients, frameworks and suites aga
 	$(PULL)
 	$(PYTEST) tests/integrations
 
-# The second run is that of a laptop's CPU: docs/contributing.md, "Other CPUs".
+# The second run is that of a laptop's CPU: CONTRIBUTING.md, "Other CPUs".
 test-all: install $(SUITE)  ## the suite with its long forms (chaos, fuzz, benchmarks), with integrations, coverage, and once more each as on AVX2 and in portable mode
 	$(PULL)
 	$(PYTEST) --long --cov --cov-report=term tests/integrations tests/real tests/contract tests/faults tests/unit
@@ -114,17 +114,18 @@ check: install      ## format, lint, layers, dependencies, types and licences
 	$(BIN)/mypy
 	$(BIN)/mypy --platform win32
 	@$(LICENCES) > $(VENV)/licences.md
-	@sed -n '/^|/p' docs/licences.md | diff - $(VENV)/licences.md || { echo 'docs/licences.md must be what pip-licenses says: make docs' >&2; exit 1; }
+	@sed -n '/^|/p' docs/reference/licences.md | diff - $(VENV)/licences.md || { echo 'docs/reference/licences.md must be what pip-licenses says: make docs' >&2; exit 1; }
 
 format: install     ## put the source into shape
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: install       ## write the reference of all settings from their declarations
+docs: install       ## write the references of settings, the client and the HTTP API from their declarations
 	$(BIN)/python docs/settings_reference.py
 	$(BIN)/python docs/client_reference.py
+	$(BIN)/python -m docs.http_reference
 	$(LICENCES) > $(VENV)/licences.md
-	sed -i -e '/^|/d' docs/licences.md && cat $(VENV)/licences.md >> docs/licences.md
+	sed -i -e '/^|/d' docs/reference/licences.md && cat $(VENV)/licences.md >> docs/reference/licences.md
 
 site:               ## build the documentation as a site into build/site; a broken link fails
 	@test -x .venv-site/bin/mkdocs || $(PYTHON) -m venv .venv-site

@@ -13,6 +13,7 @@ registry, or the one given. No prompt, answer or key is an attribute or a label.
 | `gen_ai_client_operation_duration_seconds` (histogram) | operation, source, model, error |
 | `gen_ai_client_token_usage` (histogram) | operation, source, model, type (input, output) |
 | `npu_client_attempts_total` | node, outcome: each try, so the retries too |
+| `npu_client_affinity_total` | outcome: `hit`, a later request of a conversation went to its node; `miss`, it did not |
 
 The labels are the conventions' attributes by shorter names: `operation` is chat, text_completion (a raw prompt),
 embeddings, rerank, transcribe (translations too), tokenize or detokenize, `source` (node, cloud) stands for the
@@ -389,6 +390,15 @@ def _budgets(fleets: list[NPUClient]) -> Iterable[Metric]:
             "Retries that could be made now, of the client that could make fewest",
             value=min(budget.balance for budget in budgets),
         )
+    counts = CounterMetricFamily(
+        "npu_client_affinity",
+        "Requests of a conversation that went to its node (hit), or to another one (miss)",
+        labels=("outcome",),
+    )
+    affinities = [fleet.fleet.runtime.pool.affinity for fleet in fleets]
+    counts.add_metric(("hit",), sum(each.hits for each in affinities))
+    counts.add_metric(("miss",), sum(each.misses for each in affinities))
+    yield counts
     yield CounterMetricFamily(
         "npu_client_retries_refused",
         "Retries that the empty retry budget forbade",

@@ -177,6 +177,7 @@ NO_FAILOVER = FailoverOptions()
 class ClientOptions(Options):
     """All of them. `discovery_interval`: looking up a name, or at a file, costs nothing at this rate.
 
+    `affinity`: requests of one conversation prefer the node that has its beginning in its prefix cache.
     `connections_per_node`: a node takes 1,024 in all, shared by the backends that call it.
     `max_reply_bytes`: 2,048 texts of 4,096 dimensions are 32 MB; more is not an answer of a node.
     """
@@ -188,6 +189,7 @@ class ClientOptions(Options):
     batch: BatchOptions = BatchOptions()
     fallback: FallbackOptions = FallbackOptions()
     failover: FailoverOptions = NO_FAILOVER
+    affinity: bool = True
     connections_per_node: Count = 128
     discovery_interval: Positive = 5.0
     max_reply_bytes: Count = 64 * 1024 * 1024

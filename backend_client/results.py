@@ -287,6 +287,7 @@ class ChatOptions(CallOptions, total=False):
     """What a chat takes beside its messages, under OpenAI's names; what is not given is the node's default.
 
     `response_format` is OpenAI's object, or a pydantic model: its schema is enforced and `parsed` is an object of it.
+    `prompt_cache_key`, or `user`, names the conversation: its requests prefer one node.
     `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos` and `chat_template_kwargs` are
     what local servers know beside OpenAI's parameters.
     """
@@ -315,6 +316,8 @@ class ChatOptions(CallOptions, total=False):
     ignore_eos: bool | None
     reasoning_effort: str | None
     chat_template_kwargs: dict[str, Any] | None
+    prompt_cache_key: str | None
+    user: str | None
 
 
 class RerankOptions(CallOptions, total=False):

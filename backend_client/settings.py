@@ -41,7 +41,7 @@ CONFIG_VARIABLE = "NPU_CLIENT_CONFIG"
 DEFAULT_NODE = "http://127.0.0.1:8081"
 
 
-_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
+_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-session-id"})
 
 
 def checked_key(key: SecretStr | None) -> SecretStr | None:
@@ -89,7 +89,7 @@ class CloudSettings(BaseModel):
     @field_validator("extra_headers")
     @classmethod
     def _no_credentials(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """A caller's credentials are for this service."""
+        """A caller's credentials and the name of its session are for this service."""
         if secret := {name.lower() for name in value} & _SECRET_HEADERS:
             raise ValueError(f"{', '.join(sorted(secret))} must not go to the cloud; its key is cloud.api_key")
         return value

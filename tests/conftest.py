@@ -1,4 +1,4 @@
-"""Fixtures that every kind of test may use, and how the suite is run: docs/contributing.md."""
+"""Fixtures that every kind of test may use, and how the suite is run: CONTRIBUTING.md."""
 
 import logging
 import os

@@ -194,6 +194,10 @@ class Node:
     def resolve(self, name: str) -> ModelReport | None:
         return self.names.get(plain_name(name))
 
+    def work(self, model: ModelReport | None) -> int:
+        """The requests for the model that are under way there, ours and others'."""
+        return 0 if model is None else self.outstanding[model.id] + self.foreign.get(model.id, 0)
+
     def take_report(self, report: HealthReport) -> None:
         models = {model.id: model for model in report.models}
         self.report = report

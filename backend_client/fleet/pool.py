@@ -23,6 +23,7 @@ from backend_client.errors import (
     SpaceChanged,
     VectorSpaceMismatch,
 )
+from backend_client.fleet.affinity import Affinity, conversation_key
 from backend_client.fleet.node import Availability, BreakerState, Lease, Node, Pause
 from backend_client.http.messages import HealthReport, ModelReport, Request, plain_name
 from backend_client.lifetime import Clock
@@ -60,6 +61,7 @@ class Pool:
     nodes: dict[str, Node] = field(default_factory=dict)
     complete: bool = True
     trouble: str | None = None
+    affinity: Affinity = field(default_factory=Affinity)
     _leases: dict[str, dict[Lease, None]] = field(default_factory=dict)
 
     def add(self, urls: Iterable[str]) -> list[Node]:
@@ -90,8 +92,13 @@ class Pool:
         Raises ModelNotFound, FleetOverloaded, VectorSpaceMismatch or NPUUnavailableError, with each node's reason.
         """
         now = self.clock()
-        candidates = eligible(self.nodes, request, tried, now, self.trouble)
-        node = choose(candidates, request, self.rng)
+        candidates = preferred(eligible(self.nodes, request, tried, now, self.trouble), request)
+        # In a fleet of one node there is nothing to choose.
+        conversation = conversation_key(request) if self.options.affinity and len(self.nodes) > 1 else None
+        if conversation is None:
+            node = choose(candidates, request, self.rng)
+        else:
+            node = self.affinity.choose(conversation, candidates, request, retry=bool(tried))
         found = node.names.get(plain_name(request.model)) if request.model else None
         model = found.id if found else request.model or ""
         available = node.of_models.get(model)
@@ -363,37 +370,38 @@ def _misfit(model: ModelReport, request: Request) -> tuple[RefusalReason, str] |
     return None
 
 
-def work(node: Node, model: ModelReport | None) -> int:
-    """The requests for the model that are under way there, ours and others'."""
-    return 0 if model is None else node.outstanding[model.id] + node.foreign.get(model.id, 0)
-
-
-def choose(candidates: Sequence[Node], request: Request, rng: random.Random) -> Node:
-    """One of the candidates (at least one): power of two choices on their load.
+def preferred(candidates: Sequence[Node], request: Request) -> Sequence[Node]:
+    """The candidates (at least one) that are better than the others, whatever their load.
 
     Nodes that are known to serve the model go before those that might know the name, and nodes come last that refused a
     request lately when they had no more work than now, though the pause that they asked for is over.
     """
-    name = request.model or ""
-    models = {node.url: node.names.get(plain_name(name)) for node in candidates}
     if len(candidates) == 1:
-        return candidates[0]
-    sure = [node for node in candidates if models[node.url] is not None] or candidates
+        return candidates
+    name = plain_name(request.model or "")
+    sure = [node for node in candidates if node.names.get(name) is not None] or candidates
     # Prefer nodes that have the model in memory to those that would load it first.
-    sure = [node for node in sure if (model := models[node.url]) is not None and model.loaded] or sure
-    sure = [node for node in sure if not _looks_full(node, models[node.url], request)] or sure
-    # Two different ones by their index, each equally likely; the first of them wins a tie.
-    one = int(rng.random() * len(sure))
-    other = (one + 1 + int(rng.random() * (len(sure) - 1))) % len(sure)
-    first, second = sure[one], sure[other]
-    return second if work(second, models[second.url]) < work(first, models[first.url]) else first
+    sure = [node for node in sure if (model := node.names.get(name)) is not None and model.loaded] or sure
+    return [node for node in sure if not _looks_full(node, node.names.get(name), request)] or sure
 
 
 def _looks_full(node: Node, model: ModelReport | None, request: Request) -> bool:
     """Whether the node has as much work for the model as when it refused a request lately."""
     available = node.of_models.get(model.id) if model is not None else None
     pause = available.pauses.get(request.require_device) if available is not None else None
-    return pause is not None and work(node, model) >= pause.work
+    return pause is not None and node.work(model) >= pause.work
+
+
+def choose(nodes: Sequence[Node], request: Request, rng: random.Random) -> Node:
+    """One of the nodes (at least one): power of two choices on their load."""
+    if len(nodes) == 1:
+        return nodes[0]
+    # Two different ones by their index, each equally likely; the first of them wins a tie.
+    one = int(rng.random() * len(nodes))
+    other = (one + 1 + int(rng.random() * (len(nodes) - 1))) % len(nodes)
+    first, second = nodes[one], nodes[other]
+    name = plain_name(request.model or "")
+    return second if second.work(second.names.get(name)) < first.work(first.names.get(name)) else first
 
 
 def eligible(

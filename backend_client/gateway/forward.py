@@ -20,6 +20,7 @@ from backend_client.errors import (
     NPUError,
     RequestRejected,
 )
+from backend_client.fleet.affinity import SESSION_HEADER
 from backend_client.gateway.keys import Refusal, Team
 from backend_client.gateway.limits import Limits, Metrics
 from backend_client.gateway.spending import Spending
@@ -36,7 +37,7 @@ ID = web.RequestKey("id", str)
 HOP = "X-NPU-Gateway-Hop"
 # Asked of every node: the `models` that each lists are joined by name.
 _LISTS = ("/api/tags", "/api/ps")
-_SENT_ON = ("x-npu-", "anthropic-", "traceparent", "tracestate")
+_SENT_ON = ("x-npu-", "anthropic-", "traceparent", "tracestate", SESSION_HEADER)
 _NOT_SENT_ON = frozenset({
     "x-npu-require-device", "x-npu-local-only", "x-npu-restart-wait-ms", "x-npu-start-timeout-ms", FAILOVER.lower(),
 })  # fmt: skip
@@ -225,6 +226,7 @@ class Forwarder:
             spend_limit=self._spending.limit(team) if self._spending else None,
             extra_headers=sent_on | {HOP: "1"},
             failover=failover,
+            tenant=team.name,
         )
 
     async def _stream(

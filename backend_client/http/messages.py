@@ -152,7 +152,7 @@ class Request:
     `extra_headers` are the caller's, for nodes, and for the cloud where its settings list them; `trace` are those that
     tie a node's spans to the caller's (W3C trace context). `cloud_takes_over`: whether the cloud gets it when no node
     can take it now. `spend_limit`: a cap on what it may cost in the cloud, beside the client's own. `failover`: when
-    its answer is given up.
+    its answer is given up. `tenant`: on whose behalf a gateway sends it.
     """
 
     path: str
@@ -174,6 +174,7 @@ class Request:
     cloud_takes_over: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
     spend_limit: SpendLimit | None = field(default=None, repr=False, compare=False)
     failover: FailoverOptions = NO_FAILOVER
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for a wrong number, or an option of the call among the fields of the body."""
@@ -323,7 +324,7 @@ ModelKind = Literal["embedding", "generation", "vision", "rerank", "transcriptio
 # What errors, tables and logs show of a node: one line, which no terminal takes for a command.
 Text = Annotated[str, StringConstraints(max_length=512, pattern="^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$")]
 # Both write text, and take chats and prompts; those for vision take images as well.
-_WRITERS = frozenset({"generation", "vision"})
+WRITERS = frozenset({"generation", "vision"})
 # What a gateway says that it is, as its `server`.
 GATEWAY = "npu-gateway"
 SERVING = frozenset({"ready", "degraded"})
@@ -387,7 +388,7 @@ class ModelReport(_Part):
 
     def serves(self, kind: ModelKind) -> bool:
         """Whether requests of that kind are for such a model: images that a model cannot read are for it to refuse."""
-        return self.kind in {kind, ""} or (self.kind in _WRITERS and kind in _WRITERS)
+        return self.kind in {kind, ""} or (self.kind in WRITERS and kind in WRITERS)
 
     @cached_property
     def serving(self) -> bool:

@@ -16,7 +16,7 @@ _CALLER = "{{instance}}"
 
 def fleet_dashboard() -> Dashboard:
     """Nodes, traffic, and what the clients see of them and pay."""
-    built = board("npu-fleet", "NPU fleet", "All nodes and their clients. The alerts: docs/monitoring.md")
+    built = board("npu-fleet", "NPU fleet", "All nodes and their clients. The alerts: docs/alerts.md")
     for section in (_now, _nodes, _calls, _resilience, _money):
         section(built)
     return built
@@ -62,7 +62,7 @@ def _nodes(built: Dashboard) -> None:
     text = "What each node's /health tells; none: Prometheus does not reach it."
     built.with_panel(states("Status", text, (status, "{{instance}}"), STATUS))
     alerts = 'sum by (alertname, alertstate) (ALERTS{alertname=~"NPU.*"})'
-    text = "Those that are pending or firing now; each has its page in docs/monitoring.md."
+    text = "Those that are pending or firing now; each has its page in docs/alerts.md."
     built.with_panel(graph("Alerts", text, "short", (alerts, "{{alertname}} {{alertstate}}"), width=HALF))
     share = f"sum by (instance) (rate(npu_node_routes_total{_R}))"
     text = "Requests that each node served, as a share of all."

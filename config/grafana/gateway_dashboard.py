@@ -11,7 +11,7 @@ _R = "[$__rate_interval]"
 
 def gateway_dashboard() -> Dashboard:
     """All gateways together: teams, answers by node and cloud, nodes as the gateways see them."""
-    built = board("npu-gateway", "NPU gateways", "All gateways and their teams. The alerts: docs/monitoring.md")
+    built = board("npu-gateway", "NPU gateways", "All gateways and their teams. The alerts: docs/alerts.md")
     for section in (_now, _teams, _nodes):
         section(built)
     return built

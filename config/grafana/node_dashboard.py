@@ -57,7 +57,7 @@ def dialects(metric: str) -> str:
 
 def node_dashboard() -> Dashboard:
     """Devices, models, requests, waiting, speed, and the process of the node that is chosen."""
-    built = board("npu-node", "NPU node", "One node. The alerts on it and their runbooks: docs/monitoring.md")
+    built = board("npu-node", "NPU node", "One node. The alerts on it and their runbooks: docs/alerts.md")
     built.with_variable(choice("instance", "Node", "label_values(npu_node_info, instance)"))
     for section in (_now, _devices, _models, _requests, _waiting, _speed, _process):
         section(built)

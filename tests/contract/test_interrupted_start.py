@@ -43,7 +43,7 @@ def test_an_interrupt_while_a_command_is_imported_is_one_line(entry, module):
 def test_an_interrupt_of_the_demo_is_one_line(quick_models):
     """As a terminal does it: every process of the demo gets the signal."""
     demo = subprocess.Popen(
-        [sys.executable, "-u", "demo.py"],
+        [sys.executable, "-u", "examples/demo.py"],
         cwd=Path(__file__).parents[2],
         env=os.environ | quick_models,
         stdout=subprocess.PIPE,

@@ -3,6 +3,7 @@
 import jsonschema_rs
 import pytest
 
+from docs.http_reference import PAGE, page
 from worker_node.app import operations
 from worker_node.http import routes
 
@@ -17,6 +18,10 @@ def test_every_schema_is_a_schema():
 def test_the_names_of_schemas_do_not_tell_where_their_classes_stand():
     names = routes.document(operations())["components"]["schemas"]
     assert [name for name in names if "__" in name] == []
+
+
+def test_the_reference_is_current():
+    assert PAGE.read_text(encoding="utf-8") == page(), "run make docs"
 
 
 @pytest.mark.real

@@ -102,7 +102,8 @@ def test_models_that_only_a_request_loads_are_listed():
 
 
 @pytest.mark.parametrize(
-    "file", ["README.md", "demo.py", "backend_client/cli/playground.html", "docs/models.md", "docs/npu-machine.md"]
+    "file",
+    ["README.md", "examples/demo.py", "backend_client/cli/playground.html", "docs/models.md", "docs/npu-machine.md"],
 )
 def test_the_same_model_is_recommended_everywhere(file):
     assert f"npu-node pull {USEFUL_MODEL}" in (Path(__file__).parents[2] / file).read_text(encoding="utf-8")

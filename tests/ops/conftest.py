@@ -17,7 +17,7 @@ from tests.support.foreign import kept, npm_packages
 HERE = Path(__file__).parent
 KEY = "ops-test-key-0123456789abcdef"
 EMBEDDER = "all-minilm-l6-v2"
-RUNBOOKS = "https://git.example.net/npu-node/docs/monitoring.md"
+RUNBOOKS = "https://git.example.net/npu-node/docs/alerts.md"
 GENERATOR = "smollm2-135m-instruct"
 TRUSTED = "ab" * 32
 BUILD = "hatchling>=1.27"

@@ -14,7 +14,7 @@ mkdir -p /srv/sys/bus/pci/devices /srv/sys/bus/pci/drivers/$DRIVER /srv/sys/kern
 mkdir -p /srv/sys/class/accel/accel0/device /srv/dev/accel
 echo 0x8086 > $device/vendor
 echo 0x$ID > $device/device
-echo 0x120000 > $device/class
+echo $NPU_CLASS > $device/class
 ln -s ../../../bus/pci/drivers/$DRIVER $device/driver
 ln -s ../../../kernel/iommu_groups/7 $device/iommu_group
 ln -s $device /srv/sys/bus/pci/devices/{_ADDRESS}
@@ -44,7 +44,11 @@ def booted_scripted(files):
         yield machine
 
 
-def script_devices(machine, npu="643e", driver="intel_vpu", others="", kind="0x028000", cmdline=""):
-    """Make the devices anew: the NPU's id and driver, who shares its IOMMU group, and the kernel's command line."""
-    environment = f"export ID={npu} DRIVER={driver} OTHERS='{others}' CLASS={kind} CMDLINE='{cmdline}'"
+def script_devices(
+    machine, npu="643e", npu_class="0x120000", driver="intel_vpu", others="", kind="0x028000", cmdline=""
+):
+    """Make the devices anew: the NPU's id, class and driver, who shares its IOMMU group, the kernel's command line."""
+    environment = (
+        f"export ID={npu} NPU_CLASS={npu_class} DRIVER={driver} OTHERS='{others}' CLASS={kind} CMDLINE='{cmdline}'"
+    )
     machine.run("bash", "-c", environment + _DEVICES)

@@ -111,7 +111,7 @@ def test_on_ubuntu_kernel_and_firmware_have_other_names_and_no_source_is_added(h
 @pytest.mark.parametrize(
     ("devices_are", "variables", "said"),
     [
-        ({"npu": "0001"}, {}, "has no Intel NPU on its PCI bus"),
+        ({"npu": "0001", "npu_class": "0x028000"}, {}, "has no Intel NPU on its PCI bus"),
         ({"driver": "vfio-pci"}, {}, "wanted driver=intel_vpu"),
         ({}, {"npu_driver_release_url": "https://example.net/a.tar.gz"}, "needs npu_driver_release_sha256"),
         (

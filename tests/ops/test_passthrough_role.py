@@ -35,7 +35,8 @@ def test_the_host_hands_the_npu_over(hardware, devices, apply):
 @pytest.mark.parametrize(
     ("devices_are", "said"),
     [
-        ({"npu": "0001"}, "has no Intel NPU on its PCI bus"),
+        ({"npu": "0001", "npu_class": "0x028000"}, "has no Intel NPU on its PCI bus"),
+        ({"npu": "e0f1"}, "an Intel accelerator that this role does not know, 8086:e0f1"),
         ({"others": "0000:00:0c.0"}, "shares its IOMMU group with 0000:00:0c.0"),
         ({"driver": "intel_vpu", "cmdline": "intel_iommu=on iommu=pt"}, "its NPU is held by intel_vpu, not vfio-pci"),
         ({"driver": "vfio-pci"}, "it was booted without intel_iommu=on iommu=pt"),

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "config" / "prometheus"
-RUNBOOKS = ROOT / "docs" / "monitoring.md"
+RUNBOOKS = ROOT / "docs" / "alerts.md"
 # It fires always: that it is silent is what nobody must see.
 WATCHDOG = "NPUWatchdog"
 
@@ -74,5 +74,5 @@ def test_a_rule_says_how_bad_it_is_and_what_to_do(name, rule):
     # RUNBOOKS is what the role, or sed, replaces by where the page is published.
     assert annotations["runbook_url"] == f"https://RUNBOOKS#{name.lower()}"
     section = re.search(rf"^### {name}$(.+?)(?=^##|\Z)", RUNBOOKS.read_text(), re.MULTILINE | re.DOTALL)
-    assert section is not None, f"docs/monitoring.md has no section {name}"
+    assert section is not None, f"docs/alerts.md has no section {name}"
     assert len(section[1].split()) >= 15

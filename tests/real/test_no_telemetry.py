@@ -14,7 +14,7 @@ pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-[WARM_UP] = re.findall(r"python -c '(import demo, .*?)'", MAKEFILE)
+[WARM_UP] = re.findall(r"python -c '(import examples.demo, .*?)'", MAKEFILE)
 # Python imports it first in every process, engines included: variables PYTHON… and HOME reach them.
 RECORDER = """
 import os, sys
@@ -56,7 +56,7 @@ def run(*command):
     "command",
     [
         ("-c", WARM_UP),
-        ("demo.py", "--help"),
+        ("examples/demo.py", "--help"),
         ("-c", "import sys, npu_commands; sys.argv = ['npu-node', 'doctor', '--json']; npu_commands.node()"),
         ("-c", "import sys, npu_commands; sys.argv = ['npu-client', '--version']; npu_commands.client()"),
         ("-c", "import sys, npu_commands; sys.argv = ['npu-gateway', 'serve', '--help']; npu_commands.gateway()"),

@@ -1,7 +1,7 @@
 """What a certification sends: prompts and texts of every length in several languages, recordings, images.
 
 The same on every machine, so that answers can be stored. What is sent here and how references are made go together: a
-change of this file needs new ones (docs/contributing.md).
+change of this file needs new ones (CONTRIBUTING.md).
 """
 
 from __future__ import annotations

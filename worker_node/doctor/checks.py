@@ -17,6 +17,7 @@ from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -156,14 +157,17 @@ def error(check: str, found: str, fix: str) -> Finding:
 
 
 _PCI = "sys/bus/pci/devices"
-# Name and generation by PCI device id.
+# Name and generation by PCI device id: the one list of NPUs. A test compares roles and docs with it.
 _NPUS = {
     "7d1d": ("Meteor Lake", "37xx"),
     "ad1d": ("Arrow Lake", "37xx"),
     "643e": ("Lunar Lake", "40xx"),
     "b03e": ("Panther Lake", "50xx"),
     "fd3e": ("Wildcat Lake", "50xx"),
+    "d71d": ("Nova Lake", "60xx"),
 }
+# Processing accelerators. Intel's NPUs have this class, and so have some of its FPGA cards.
+_CLASS = "0x1200"
 _DRIVER_SINCE = (6, 3)
 _COUNTER_SINCE = (6, 11)
 _NODE = "dev/accel"
@@ -176,13 +180,16 @@ _FIRMWARE_FIX = (
 
 
 def pci_device(machine: ExaminedMachine) -> tuple[str, str] | None:
-    """Address and device id of the NPU; None where there is none."""
+    """Address and device id of the NPU, one of `_NPUS` if there is one; None without an Intel accelerator."""
+    found = []
     for path in machine.find(_PCI, "*"):
-        vendor = machine.read(f"{_PCI}/{path.name}/vendor")
-        device = (machine.read(f"{_PCI}/{path.name}/device") or "").removeprefix("0x")
-        if vendor == "0x8086" and device in _NPUS:
-            return path.name, device
-    return None
+        vendor, device, kind = (
+            machine.read(f"{_PCI}/{path.name}/{name}") or "" for name in ("vendor", "device", "class")
+        )
+        identity = device.removeprefix("0x")
+        if vendor == "0x8086" and (identity in _NPUS or kind.startswith(_CLASS)):
+            found.append((path.name, identity))
+    return min(found, key=lambda npu: npu[1] not in _NPUS, default=None)
 
 
 def check_kernel(machine: ExaminedMachine) -> Iterator[Finding]:
@@ -203,14 +210,24 @@ def check_kernel(machine: ExaminedMachine) -> Iterator[Finding]:
         return
 
     address, device = npu
-    name, generation = _NPUS[device]
-    yield ok("npu-present", f"{name} NPU 8086:{device} at {address}")
+    name, generation = _NPUS.get(device, (None, None))
+    if name is None:
+        fix = (
+            "update the node (docs/npu-machine.md lists the NPUs that it knows); until then the checks below and "
+            "npu-node certify say what this one can do"
+        )
+        found = (
+            f"8086:{device} at {address} is an Intel accelerator that this release does not know, such as a newer NPU"
+        )
+        yield warning("npu-present", found, fix)
+    else:
+        yield ok("npu-present", f"{name} NPU 8086:{device} at {address}")
     yield _driver(machine, address)
-    if not machine.in_container():  # else it is the host's
+    if generation is not None and not machine.in_container():  # else it is the host's
         places = (machine.find(f"{at}/intel/vpu", f"vpu_{generation}_v*.bin*") for at in _FIRMWARE)
-        if found := next(filter(None, places), None):
-            directory = found[-1].parent.relative_to(machine.root)
-            yield ok("firmware-file", f"{found[-1].name} in /{directory}")
+        if firmware := next(filter(None, places), None):
+            directory = firmware[-1].parent.relative_to(machine.root)
+            yield ok("firmware-file", f"{firmware[-1].name} in /{directory}")
         else:
             yield error("firmware-file", f"no firmware vpu_{generation}_v*.bin for this NPU", _FIRMWARE_FIX)
     yield from _log(machine)
@@ -242,7 +259,8 @@ def _driver(machine: ExaminedMachine, address: str) -> Finding:
         return error(
             "kernel-driver",
             "intel_vpu is loaded and does not drive the device",
-            f"see sudo dmesg | grep -i vpu for why; then {RELOAD_DRIVER}",
+            "sudo dmesg | grep -i vpu says why; where the NPU is newer than the kernel, a newer kernel; "
+            f"then {RELOAD_DRIVER}",
         )
     release = machine.kernel_release()
     if "cloud" in release:
@@ -361,7 +379,7 @@ def check_userspace(machine: ExaminedMachine, probe: Probe, *, npu: bool) -> Ite
             yield error("firmware-mismatch", f"firmware, driver and compiler are of different releases: {listed}", fix)
         elif versions:
             yield ok("firmware-mismatch", f"one release: {listed}")
-        yield from _pairs(machine)
+        yield from _pairs(machine, probe.openvino)
     yield _openvino(probe, npu=npu)
 
 
@@ -370,28 +388,41 @@ def _library(check: str, name: str, found: Path | None, fix: str) -> Finding:
 
 
 @cache
-def _known_pairs() -> dict[str, list[dict[str, str]]]:
+def _known_pairs() -> dict[str, list[dict[str, Any]]]:
     text = files("worker_node.doctor").joinpath("driver_pairs.toml").read_text(encoding="utf-8")
-    pairs: dict[str, list[dict[str, str]]] = tomllib.loads(text)
-    return pairs
+    return tomllib.loads(text)
 
 
-def _pairs(machine: ExaminedMachine) -> list[Finding]:
-    """What is known of the driver beside this kernel and system, where its release is known."""
+def _pairs(machine: ExaminedMachine, openvino: str | None) -> list[Finding]:
+    """What is known of the driver beside this NPU, kernel, system and OpenVINO, where the driver's release is known."""
     driver = machine.package_versions(_DRIVER_PACKAGE).get(_DRIVER_PACKAGE)
     kernel, system = machine.kernel_release(), machine.system()
     if driver is None:
         return []
 
     known, findings = _known_pairs(), []
+    name, _ = _NPUS.get((pci_device(machine) or ("", ""))[1], (None, None))
+    for row in known["first"]:
+        if row["npu"] == name and version_in(driver, f"<{row['driver']}"):
+            found = f"driver {driver} does not know {name}: {row['driver']} is the first that does ({row['source']})"
+            findings.append(warning("driver-npu", found, f"install a newer release ({_RELEASE})"))
     for row in known["verified"]:
-        if version_in(driver, row["driver"]) and (row["system"], True) != (system, version_in(kernel, row["kernel"])):
+        if not version_in(driver, row["driver"]):
+            continue
+        if system not in row["systems"] or not version_in(kernel, row["kernel"]):
             found = (
-                f"driver {driver} is verified with {row['system']} and kernel {row['kernel']}, and here are "
-                f"{system or 'an unknown system'} and kernel {kernel} ({row['source']})"
+                f"driver {driver} is verified with {' and '.join(row['systems'])} and kernel {row['kernel']}, and here "
+                f"are {system or 'an unknown system'} and kernel {kernel} ({row['source']})"
             )
             fix = f"none if npu-node certify passes; else a release that names this system ({_RELEASE})"
             findings.append(warning("driver-kernel", found, fix))
+        release = re.match(r"\d+\.\d+", openvino or "")
+        if release is not None and "openvino" in row and version_in(row["openvino"], f"<{release[0]}"):
+            found = (
+                f"driver {driver} was made with OpenVINO {row['openvino']}, and here is {release[0]} ({row['source']})"
+            )
+            fix = f"none if npu-node certify passes; else a newer release of the driver ({_RELEASE})"
+            findings.append(warning("driver-openvino", found, fix))
     for row in known["problem"]:
         if version_in(driver, row["driver"]) and version_in(kernel, row["kernel"]):
             found = f"driver {driver} on kernel {kernel}: {row['problem']} ({row['source']})"

@@ -1,5 +1,6 @@
 """The recipes of the documents: each is Python, and each runs, in the framework that it is for."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -8,9 +9,13 @@ import types
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from openai import OpenAI
+from pyarrow import parquet
 
 from backend_client import ConfigurationError
+from backend_client.sync import InferenceClient as SyncInferenceClient
 from tests.faults.scripted_node import ANSWER, ScriptedNode, answering, error_response, served_in_thread, vectors_for
 from tests.support.later import Later
 
@@ -18,21 +23,23 @@ celery_testing = Later("celery.contrib.testing.worker")
 celery_signals = Later("celery.signals")
 starlette_testing = Later("starlette.testclient")
 
-DOCS = Path(__file__).parents[3] / "docs"
-TEXT = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("recipes.md", "testing-your-service.md"))
-PAGE_FILES = ["by_hand.py", "service.py", "service_fastapi.py", "conftest.py", "test_fallback.py"]
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples"
 
 
-def block_with(text):
-    [found] = [block for block in BLOCKS if text in block]
+def block_of(page, text):
+    """The one block of Python in a page that has this text."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
+    [found] = [block for block in blocks if text in block]
     return found
 
 
-def run_recipe(text):
-    names = {"__name__": "recipe"}
-    exec(compile(block_with(text), "docs/recipes.md", "exec"), names)  # noqa: S102
-    return names
+def run_example(name):
+    """The names of an example, as they are when they are looked at."""
+    spec = importlib.util.spec_from_file_location("example", EXAMPLES / name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return vars(module)
 
 
 @pytest.fixture
@@ -46,13 +53,13 @@ def node(monkeypatch):
 
 async def test_the_aiohttp_recipe_serves(scripted, monkeypatch, aiohttp_client):
     monkeypatch.setenv("NPU_CLIENT_NODES", scripted.url)
-    http = await aiohttp_client(run_recipe("cleanup_ctx")["app"])
+    http = await aiohttp_client(run_example("aiohttp_service.py")["app"])
     reply = await http.post("/embed", data="text")
     assert await reply.json() == vectors_for(["text"])[0].tolist()
 
 
 def test_the_fastapi_recipe_serves_streams_and_refusals(node):
-    with starlette_testing.TestClient(run_recipe("FastAPI")["app"]) as http:
+    with starlette_testing.TestClient(run_example("fastapi_service.py")["app"]) as http:
         reply = http.post("/answer", params={"prompt": "Where?"})
         assert (reply.status_code, reply.text) == (200, "".join(ANSWER))
         status = http.get("/healthz").json()
@@ -80,14 +87,14 @@ def test_the_fastapi_recipe_serves_streams_and_refusals(node):
         assert reply.json() == {"detail": "try again later"}
 
     node.respond = answering(lambda: error_response(401, "invalid_api_key", "what only operators may see"))
-    with starlette_testing.TestClient(run_recipe("FastAPI")["app"]) as http:
+    with starlette_testing.TestClient(run_example("fastapi_service.py")["app"]) as http:
         reply = http.post("/answer", params={"prompt": "Where?"})
         assert (reply.status_code, reply.json()) == (500, {"detail": "internal error"})
 
 
 @pytest.mark.usefixtures("node")
 def test_the_celery_recipe_works_off_tasks():
-    names = run_recipe("Celery")
+    names = run_example("celery_tasks.py")
     app = names["app"]
     app.conf.update(broker_url="memory://", result_backend="cache+memory://", worker_hijack_root_logger=False)
     with celery_testing.start_worker(app, pool="solo", perform_ping_check=False):
@@ -104,7 +111,7 @@ def django():
     from django.conf import settings
     from django.test import Client, override_settings
 
-    names = run_recipe("django")
+    names = run_example("django_views.py")
     urls = types.ModuleType("recipe_urls")
     urls.urlpatterns = names["urlpatterns"]
     # The recipe's middleware is named as an importable class.
@@ -139,31 +146,94 @@ def test_the_django_recipe_serves_streams_and_refusals(node, django):
 
 
 def test_the_recipe_of_a_test_passes():
-    run_recipe("another_node_answers")["test_another_node_answers"]()
+    names = {"__name__": "recipe"}
+    exec(block_of("testing-your-service.md", "another_node_answers"), names)  # noqa: S102
+    names["test_another_node_answers"]()
 
 
 def test_the_script_recipe_prints(node, capsys):
-    script = block_with("Why is the sky blue?").replace("http://127.0.0.1:8081", node.url)
+    script = block_of("recipes.md", "Why is the sky blue?").replace("http://127.0.0.1:8081", node.url)
     exec(compile(script, "docs/recipes.md", "exec"), {"__name__": "recipe"})  # noqa: S102
     assert capsys.readouterr().out == "".join(ANSWER)
 
 
-def test_the_scenarios_of_a_tested_fallback_pass(tmp_path):
-    """The page as files, in a process of its own as its readers run it: more than 5 s."""
-    page = (DOCS / "test-your-fallback.md").read_text(encoding="utf-8")
-    files = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL)
-    assert [name for name, _ in files] == PAGE_FILES
-    for name, block in files:
-        (tmp_path / name).write_text(block)
+def test_the_scenarios_of_a_tested_fallback_pass():
+    """In a process of its own, as its readers run it: more than 5 s."""
     plugins = ("-p", "pytest_asyncio.plugin", "-p", "pytest_aiohttp.plugin", "-p", "no:cacheprovider")
     options = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function", "-W", "error")
+    directory = EXAMPLES / "test_a_service"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plugins, *options, str(tmp_path)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-c",
+            os.devnull,
+            "--rootdir",
+            str(directory),
+            *plugins,
+            *options,
+            str(directory),
+        ],
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
+        cwd=directory,
         env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "19 passed" in done.stdout
+
+
+def test_the_index_of_the_example_keeps_to_one_space(node, monkeypatch):
+    example = run_example("rag_index.py")
+    with SyncInferenceClient.from_settings() as client:
+        index = example["Index"].of(client, ["one", "two"])
+        assert index.nearest(client, "two", count=1) == ["two"]
+        assert example["answer"](client, index, "two") == "".join(ANSWER)
+        index.space = "another-space"
+        with pytest.raises(ValueError, match="the index has vectors of another-space, the query is of space-a"):
+            index.nearest(client, "two")
+
+
+@pytest.mark.usefixtures("node")
+def test_the_data_set_of_the_example_has_every_row(tmp_path):
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    parquet.write_table(pyarrow.table({"text": ["one", "two", "three"]}), source / "a.parquet")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "embed_dataset.py"), str(source), str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "3 rows in 1 of 1 fragments, 0 rejected\n"), done.stderr
+    vectors = parquet.read_table(out).column("embeddings").to_pylist()
+    np.testing.assert_array_equal(np.float32(vectors), vectors_for(["one", "two", "three"]))
+
+
+def test_the_gateway_of_the_example_serves_both_teams(node, tmp_path):
+    commands = Path(sys.executable).parent
+    process = subprocess.Popen(
+        ["sh", str(EXAMPLES / "gateway_for_two_teams.sh"), str(tmp_path)],
+        env=os.environ | {"NODES": node.url, "PORT": "0", "PATH": f"{commands}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        lines = iter(process.stdout.readline, "")
+        keys, url = [], None
+        for line in lines:
+            keys += re.findall(r"\bnpugw_\S+", line)
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                url = found[0]
+                break
+        assert len(keys) == 2
+        for key in keys:
+            with OpenAI(base_url=f"{url}/v1", api_key=key) as openai:
+                assert openai.models.list().data
+    finally:
+        process.terminate()
+        process.wait(30)
+        process.stdout.close()

@@ -118,20 +118,55 @@ def test_a_sound_machine_passes_every_check_once(good):
 
 
 @pytest.mark.parametrize(
-    ("device", "name", "generation"),
+    ("device", "name", "generation", "driver"),
     [
-        ("7d1d", "Meteor Lake", "37xx"),
-        ("ad1d", "Arrow Lake", "37xx"),
-        ("643e", "Lunar Lake", "40xx"),
-        ("b03e", "Panther Lake", "50xx"),
-        ("fd3e", "Wildcat Lake", "50xx"),
+        ("7d1d", "Meteor Lake", "37xx", "1.16.0"),
+        ("ad1d", "Arrow Lake", "37xx", "1.16.0"),
+        ("643e", "Lunar Lake", "40xx", "1.16.0"),
+        ("b03e", "Panther Lake", "50xx", "1.28.0"),
+        ("fd3e", "Wildcat Lake", "50xx", "1.32.0"),
+        ("d71d", "Nova Lake", "60xx", "1.39.1"),
     ],
 )
-def test_every_generation_is_known_with_its_firmware(good, device, name, generation):
+def test_every_generation_is_known_with_its_firmware_and_first_driver(good, device, name, generation, driver):
     write(good.root, f"{PCI}/device", f"0x{device}")
+    if driver == "1.39.1":
+        write(good.root, "proc/sys/kernel/osrelease", "7.0.0-38-generic\n")
     (good.root / FIRMWARE).rename(good.root / FIRMWARE.replace("40xx", generation))
+    packages(good.root, every=f"{driver}.20260701-1")
     assert not good.wrong()
     assert any(name in finding.found for finding in good.examine() if finding.id == "npu-present")
+    packages(good.root, every="1.27.0.20251101-1")
+    assert ("driver-npu" in good.wrong()) == (name in {"Panther Lake", "Wildcat Lake", "Nova Lake"})
+
+
+def test_an_accelerator_with_an_unknown_id_is_named_and_examined(good):
+    write(good.root, f"{PCI}/device", "0xe0f1\n")
+    write(good.root, f"{PCI}/class", "0x120000\n")
+    (good.root / FIRMWARE).unlink()
+    wrong = good.wrong()
+    assert list(wrong) == ["npu-present"], "its firmware has an unknown name"
+    assert wrong["npu-present"].severity is Severity.WARNING
+    assert "8086:e0f1" in wrong["npu-present"].found
+    assert "update the node" in wrong["npu-present"].fix
+    (good.root / PCI / "driver").unlink()
+    assert "a newer kernel" in good.wrong()["kernel-driver"].fix
+
+
+def test_a_known_npu_goes_before_another_accelerator_of_its_class(good):
+    for name, value in (("vendor", "0x8086"), ("device", "0x0b30"), ("class", "0x120000")):
+        write(good.root, f"sys/bus/pci/devices/0000:00:01.0/{name}", value)
+    assert not good.wrong()
+
+
+def test_a_machine_of_kernel_7_2_whose_frequencies_have_a_folder_is_sound(good):
+    write(good.root, "proc/sys/kernel/osrelease", "7.2.0-5-generic\n")
+    write(good.root, "etc/os-release", 'NAME="Ubuntu"\nVERSION_ID="26.04"\n')
+    for name, value in (("hw_max_freq", "1900"), ("current_freq", "0"), ("set_max_freq", "1900")):
+        write(good.root, f"sys/class/accel/accel0/device/freq/{name}", value)
+    packages(good.root, every="1.39.1.20261119-1")
+    assert list(good.wrong()) == ["driver-kernel"]
+    assert "verified with Ubuntu 24.04 and Ubuntu 26.04 and kernel 7.0" in good.wrong()["driver-kernel"].found
 
 
 def test_a_machine_without_an_npu_is_told_of_the_emulation(good):
@@ -251,6 +286,11 @@ def test_directories_that_cannot_be_made_are_found_whatever_the_rights_say(good,
     [
         ("1.35.0.20260701-1", "6.17.0-40-generic", "Ubuntu 24.04", []),
         ("1.35.0.20260701-1", "7.0.1", "Ubuntu 24.04", ["linux-npu-driver#134"]),
+        ("1.33.0.20260501-1", "7.0.1", "Ubuntu 24.04", ["v1.33.0"]),
+        ("1.38.0.20260901-1", "7.0.0-31-generic", "Ubuntu 26.04", []),
+        ("1.38.0.20260901-1", "7.0.0-31-generic", "Ubuntu 24.04", []),
+        ("1.39.1.20261119-1", "7.0.0-38-generic", "Ubuntu 26.04", []),
+        ("1.39.1.20261119-1", "6.17.0", "Ubuntu 24.04", ["v1.39.1"]),
         ("1.35.0.20260701-1", "6.17.0", "Debian GNU/Linux 13", ["linux-npu-driver#134"]),
         ("1.35.0.20260701-1", "6.12.9+deb13-amd64", "Debian GNU/Linux 13", ["linux-npu-driver#134", "#87"]),
         ("1.16.0.20250328-1", "6.14.0-33-generic", "Ubuntu 24.04", ["linux-npu-driver#87"]),
@@ -272,6 +312,24 @@ def test_pairs_of_driver_and_kernel_are_warnings_with_their_source(good, driver,
     assert healthy(good.examine())
 
 
+@pytest.mark.parametrize(
+    ("driver", "kernel", "openvino", "warned"),
+    [
+        ("1.33.0", "6.17.0", "2026.4.1-22219-abc", True),
+        ("1.33.0", "6.17.0", "2026.2.0-21000-abc", False),
+        ("1.39.1", "7.0.0", "2026.4.1-22219-abc", False),
+        ("1.39.1", "7.0.0", "2027.0.0-23000-abc", True),
+        ("1.35.0", "6.17.0", "2027.0.0-23000-abc", False),
+    ],
+)
+def test_an_openvino_that_is_newer_than_the_drivers_own_is_a_warning(good, driver, kernel, openvino, warned):
+    packages(good.root, every=driver)
+    write(good.root, "proc/sys/kernel/osrelease", kernel)
+    good.probe = Probe((CPU, NPU), openvino)
+    assert list(good.wrong()) == ["driver-openvino"] * warned
+    assert healthy(good.examine())
+
+
 def test_a_driver_that_no_package_names_is_not_judged(good):
     (good.root / "var/lib/dpkg/status").unlink()
     assert not good.wrong()
@@ -279,11 +337,12 @@ def test_a_driver_that_no_package_names_is_not_judged(good):
 
 def test_every_row_of_the_pairs_can_be_read():
     rows = checks._known_pairs()
-    assert set(rows) == {"verified", "problem"}
-    for row in (*rows["verified"], *rows["problem"]):
-        assert "#" in row["source"]
+    assert set(rows) == {"first", "verified", "problem"}
+    for row in (*rows["first"], *rows["verified"], *rows["problem"]):
+        assert "linux-npu-driver" in row["source"]
         assert not version_in("0", row["driver"])
-        version_in("6.17", row["kernel"])
+        version_in("6.17", row.get("kernel", "6.17"))
+    assert all(row["systems"] for row in rows["verified"])
 
 
 def test_a_stale_library_beside_a_newer_driver_is_found_wherever_it_is(good):

@@ -2,7 +2,7 @@
 
 Everything in it is real: the weights, the node, the client. The cloud is your own if NPU_CLIENT_CLOUD__API_KEY and its
 companions are set, else a stand-in that the demo starts: a second node, spoken to in OpenAI's dialect.
-`python demo.py --svg docs/img/demo.svg` records what it prints as the picture of the README.
+`python examples/demo.py --svg docs/img/demo.svg` records what it prints as the picture of the README.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ async def main() -> None:
 if __name__ == "__main__":
     # The client warns of the node that dies, in the middle of an answer; here that is the plot.
     logging.basicConfig(level=logging.ERROR)
-    parser = argparse.ArgumentParser(prog="python demo.py")
+    parser = argparse.ArgumentParser(prog="python examples/demo.py")
     parser.add_argument("--svg", metavar="FILE", help="write what the demo printed to this file, as a picture")
     options = parser.parse_args()
     if options.svg:
