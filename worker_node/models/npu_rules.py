@@ -1,9 +1,9 @@
-"""Which models are kept away from a real NPU: known-bad families, and weights in forms that break it."""
+"""Which models are kept away from a real NPU, and which are slow there: by family, and by the form of weights."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -15,7 +15,8 @@ from worker_node.models.directory import MODEL_FILE, InstalledModel, noted_compr
 
 _GROUPS = frozenset({"-1", "128"})
 _ALL = frozenset({"1", "1.0"})
-_GENERATING = frozenset({"generation", "vision"})
+# Kinds of models, and what the API says that they can do.
+_GENERATING = frozenset({"generation", "vision", "chat"})
 
 
 def problem_on_npu(installed: InstalledModel, architecture: str, driver: str | None = None) -> str | None:
@@ -33,15 +34,43 @@ def problem_on_npu(installed: InstalledModel, architecture: str, driver: str | N
     if installed.kind not in _GENERATING:
         return None
     noted = noted_compression(installed.path / MODEL_FILE)
-    return _weights_problem(installed.quantization, noted.get("group_size"), noted.get("ratio"))
+    return _weights_problem(installed.quantization, noted.get("ratio"))
 
 
-def _weights_problem(mode: str, group: str | None, ratio: str | None) -> str | None:
-    """Why an NPU does not take a generation model's weights; `group` and `ratio` None: unknown."""
+def slowness_on_npu(installed: InstalledModel) -> str | None:
+    """Why the model is slower on an NPU than it could be; None if nothing is known."""
+    if installed.kind not in _GENERATING:
+        return None
+    return _slow_groups(noted_compression(installed.path / MODEL_FILE).get("group_size"))
+
+
+def _slow_groups(group: str | None) -> str | None:
+    """What Intel's compiler says of weights in small groups (docs/npu-compiled.md)."""
+    if group in {None, *_GROUPS}:
+        return None
+    return (
+        f"the groups of its weights have {group} elements: an NPU multiplies each by itself, and Intel's compiler "
+        "predicts about half of the tokens per second of one scale a row; export it with group size -1 or 128"
+    )
+
+
+def devices_for(capabilities: Collection[str] | None, weights: str | None) -> list[str]:
+    """The devices that take a model of these weights; the voice detector of speech models always runs on the CPU."""
+    if capabilities and "voice-activity" in capabilities:
+        return ["CPU"]
+    generates = capabilities is None or not _GENERATING.isdisjoint(capabilities)
+    refused = generates and weights is not None and _weights_problem(weights, None) is not None
+    return ["CPU", "GPU", *([] if refused else ["NPU"])]
+
+
+def _weights_problem(mode: str, ratio: str | None) -> str | None:
+    """Why an NPU does not take a generation model's weights; `ratio` None: unknown.
+
+    Intel's compiler takes all of these, int8_sym too: they are refused for what happened on devices.
+    """
     rules = (
         (mode.startswith("int8"), f"its weights are {mode}: the process dies while it generates (openvino#35641)"),
         (mode.startswith("int4_asym"), "its weights are int4_asym: an NPU takes symmetric ones"),
-        (group not in {None, *_GROUPS}, f"the groups of its weights have {group} elements: an NPU takes 128 or -1"),
         (ratio not in {None, *_ALL}, f"only {ratio} of its weights are int4: an NPU takes a ratio of 1.0"),
     )
     wrong = [problem for applies, problem in rules if applies and mode.startswith("int")]
@@ -79,7 +108,9 @@ def npu_verdict(source_format: SourceFormat, stored: Mapping[str, Any], *, gener
     noted = (stored.get("group_size"), stored.get("ratio"))
     group, ratio = (str(value) if isinstance(value, int | float) else None for value in noted)
     # What serving refuses is not called suitable here.
-    problem = _weights_problem(f"int{bits}_{'sym' if symmetric else 'asym'}", group, ratio)
+    problem = _weights_problem(f"int{bits}_{'sym' if symmetric else 'asym'}", ratio)
     if problem is not None:
         return Suitability(False, (f"{problem}; {_ALTERNATIVE}",))
-    return Suitability(True, (f"int{bits} symmetric, {'channel-wise' if group == '-1' else f'in groups of {group}'}",))
+    form = f"int{bits} symmetric, {'channel-wise' if group == '-1' else f'in groups of {group}'}"
+    slow = _slow_groups(group)
+    return Suitability(True, (form,) if slow is None else (form, f"slow there: {slow}; {_ALTERNATIVE}"))

@@ -41,7 +41,7 @@ from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel, content_hash
-from worker_node.models.npu_rules import problem_on_npu
+from worker_node.models.npu_rules import problem_on_npu, slowness_on_npu
 from worker_node.models.passports import NOT_CERTIFIED, Identity, PassportStore, Standing, standing
 from worker_node.models.store import ModelStore, apparent_kind, open_directory
 from worker_node.registry import tasks
@@ -282,7 +282,9 @@ def plan_model(
         )
         # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.
         eager = place.load == "eager" or (place.load is None and not plans)
-        plans.append(PlacementPlan(target, engine, eager, standing, (*ignored, *engine.notes)))
+        slow = slowness_on_npu(installed) if place.device is Device.NPU and not target.emulated else None
+        notes = (*ignored, *engine.notes, *([] if slow is None else [slow]))
+        plans.append(PlacementPlan(target, engine, eager, standing, notes))
     return plans, excluded
 
 

@@ -9,7 +9,7 @@ from worker_node.core.types import ModelKind
 from worker_node.devices.npu import version_in
 from worker_node.models import npu_rules
 from worker_node.models.directory import MODEL_FILE, InstalledModel
-from worker_node.models.npu_rules import problem_on_npu
+from worker_node.models.npu_rules import devices_for, problem_on_npu, slowness_on_npu
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_every_row_of_what_is_known_can_be_read():
         ("int8_asym", "", "the process dies while it generates (openvino#35641)"),
         ("int8_sym", "", "the process dies while it generates"),
         ("int4_asym", "", "an NPU takes symmetric ones"),
-        ("int4_sym", '<group_size value="64" />', "the groups of its weights have 64 elements"),
+        ("int4_sym", '<group_size value="64" />', None),
         ("int4_sym", '<group_size value="128" /><ratio value="0.8" />', "only 0.8 of its weights are int4"),
         ("int4_sym", '<group_size value="-1" /><ratio value="1.0" />', None),
         ("int4_sym", '<group_size value="128" /><ratio value="1" />', None),
@@ -94,3 +94,36 @@ def test_encoders_may_have_any_weights_and_files_that_say_nothing_are_no_problem
     assert problem_on_npu(model(quantization="int8_asym", kind=ModelKind.EMBEDDING), "4000") is None
     silent = InstalledModel("m", ModelKind.GENERATION, tmp_path / "nothing", 8192, "int4_sym", "x")
     assert problem_on_npu(silent, "4000") is None
+
+
+@pytest.mark.parametrize(
+    ("noted", "kind", "slow"),
+    [
+        ('<group_size value="64" />', ModelKind.GENERATION, True),
+        ('<group_size value="64" />', ModelKind.EMBEDDING, False),
+        ('<group_size value="128" />', ModelKind.GENERATION, False),
+        ('<group_size value="-1" />', ModelKind.GENERATION, False),
+        ("", ModelKind.GENERATION, False),
+    ],
+)
+def test_weights_in_small_groups_are_called_slow(model, noted, kind, slow):
+    found = slowness_on_npu(model(kind=kind, noted=noted))
+    assert (found is not None) == slow
+    assert found is None or "64 elements" in found
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "weights", "taken"),
+    [
+        (["generation"], "int4_sym", True),
+        (["generation"], "int4_int8", True),
+        (["generation"], "nf4", True),
+        (["generation"], "int8_sym", False),
+        (["chat", "vision"], "int4_asym", False),
+        (["embedding"], "int8_sym", True),
+        (["generation"], None, True),
+        (["voice-activity"], "f32", False),
+    ],
+)
+def test_the_column_of_the_catalog_follows_the_rules(capabilities, weights, taken):
+    assert ("NPU" in devices_for(capabilities, weights)) == taken
