@@ -5,6 +5,7 @@ On two of the model's layers: what is written and read does not depend on their 
 
 import os
 import re
+import select
 import shutil
 import tomllib
 from pathlib import Path
@@ -71,7 +72,9 @@ class Engine:
     def run(self, job):
         events = []
         self.runner.submit(job)
-        while self.runner.has_work:
+        while self.runner.has_work or self.runner.stats().running:
+            if not self.runner.has_work:
+                assert select.select([self.runner.wake_fd], [], [], 30)[0], "the device never finished"
             self.runner.step(events.append, lambda: None)
         return events
 

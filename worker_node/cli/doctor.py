@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from worker_node.cli.serve import add_config
 from worker_node.core.errors import ConfigurationError, ModelNotFound
+from worker_node.core.operating_system import WINDOWS
 
 if TYPE_CHECKING:
     from worker_node.bounded.settings import BoundedSettings
@@ -78,7 +79,9 @@ def _node(args: argparse.Namespace) -> tuple[list[Finding], Path]:
     except InvalidSettings as refused:
         # Its keys may come from the environment of its unit.
         settings = replace(source, flags={"allow_unauthenticated": True}).read()
-        fix = "none if the service's unit has the keys (systemctl cat npu-node); else set api_keys_file"
+        fix = "set api_keys_file"
+        if not WINDOWS:
+            fix = "none if the service's unit has the keys (systemctl cat npu-node); else set api_keys_file"
         findings.append(warning("api-keys", refused.problems[0].message, fix))
     try:
         store = node_store(args)

@@ -191,7 +191,7 @@ def require_npu(core: ov.Core, plugin_config: Mapping[str, Any], *, emulated: bo
     if not emulated and NPU not in core.available_devices and "NPU_PLATFORM" not in plugin_config:
         raise RuntimeError(
             f"OpenVINO sees no NPU on this machine, only {', '.join(core.available_devices)}; "
-            "check driver, firmware and the render group, or set NPU_NODE_NPU_EMULATION=1"
+            "npu-node doctor says what it lacks; to do without an NPU set NPU_NODE_NPU_EMULATION=1"
         )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worker_node.core.operating_system import lock, shared_file, unlock
+from worker_node.core.operating_system import WINDOWS, lock, shared_file, unlock
 from worker_node.core.types import Busy
 
 ACCEL_CLASS = Path("/sys/class/accel")
@@ -19,7 +19,11 @@ ACCEL_DEVICES = Path("/dev/accel")
 NPU_DRIVER = "intel_vpu"
 BUSY_TIME_FILE = "npu_busy_time_us"
 # A lost device comes back by itself, or not (DRV#87 in docs/npu-facts.md).
-RELOAD_DRIVER = "sudo rmmod intel_vpu; sudo modprobe intel_vpu"
+RELOAD_DRIVER = (
+    "disable and enable the NPU in Device Manager, under Neural processors"
+    if WINDOWS
+    else "sudo rmmod intel_vpu; sudo modprobe intel_vpu"
+)
 # The driver marks the device idle a moment after the result is there, and both clocks are read one after the other.
 TOLERANCE_US = 1_000
 
@@ -47,7 +51,12 @@ def find_npu(accelerators: Path = ACCEL_CLASS) -> Path:
 
 
 def npu_users(proc: Path = Path("/proc"), device: Path | None = None) -> list[int]:
-    """The ids of all processes that have the device (default: the NPU) open, as far as this user may see them."""
+    """The ids of all processes that have the device (default: the NPU) open, as far as this user may see them.
+
+    Windows does not tell.
+    """
+    if not proc.is_dir():
+        return []
     device = device or ACCEL_DEVICES / find_npu().parent.name
     found = []
     for process in proc.iterdir():
@@ -80,10 +89,20 @@ class NpuCounters:
     max_frequency_mhz: Reading
 
 
+_FULL = re.compile(r"EMFILE|[Tt]oo many open files|errno:? 24\b")
+
+
 def with_remedy(error: str) -> str:
-    """The error of an engine, with what brings a lost device back."""
-    lost = "DEVICE_LOST" in error
-    return f"{error} (if the NPU does not come back by itself: {RELOAD_DRIVER})" if lost else error
+    """The error of an engine on the NPU, with what brings a lost device back, or makes room on a full one."""
+    if "DEVICE_LOST" in error:
+        return f"{error} (if the NPU does not come back by itself: {RELOAD_DRIVER})"
+    if _FULL.search(error):
+        return (
+            f"{error} (an NPU has 128 contexts and 255 doorbells, 64 and 127 for one user who is not root, and every "
+            "engine takes some: end other programs that use it (sudo fuser -v /dev/accel/accel0), or serve fewer "
+            "models on it)"
+        )
+    return error
 
 
 def version_in(version: str, wanted: str) -> bool:
@@ -284,6 +303,44 @@ class BusyMeter:
         busy = self.so_far()
         self._rest = self.read()
         return busy
+
+
+@dataclass(slots=True)
+class _Share:
+    us: float | None = 0.0
+    shared: bool = False
+
+
+@dataclass(slots=True)
+class OverlappingRuns:
+    """Divides the busy time among runs of one engine that overlap: equally among those active at the same moment.
+
+    So all of them together claim no more than the device was busy, and a run that had it alone claims all of its time.
+    """
+
+    meter: BusyMeter
+    _active: dict[Hashable, _Share] = field(default_factory=dict)
+
+    def begin(self, run: Hashable) -> None:
+        """Call it before a run starts."""
+        if self._active:
+            self._divide()
+        self.meter.begin()
+        self._active[run] = _Share()
+
+    def end(self, run: Hashable) -> Busy:
+        """The busy time of a run that has ended; rounded down, or the sum of all could be more than there was."""
+        self._divide()
+        share = self._active.pop(run)
+        if self._active:
+            self.meter.begin()
+        return Busy(None if share.us is None else int(share.us), share.shared)
+
+    def _divide(self) -> None:
+        busy = self.meter.end()
+        for share in self._active.values():
+            share.us = None if share.us is None or busy.us is None else share.us + busy.us / len(self._active)
+            share.shared |= busy.shared
 
 
 @dataclass(slots=True)

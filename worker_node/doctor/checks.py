@@ -5,6 +5,7 @@ What they read of a machine is below a root that tests may put elsewhere.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -22,7 +23,7 @@ from typing import Any
 import psutil
 
 from worker_node.core.environment import native_environment
-from worker_node.core.operating_system import group_name
+from worker_node.core.operating_system import WINDOWS, group_name, pci_drivers
 from worker_node.devices.npu import RELOAD_DRIVER, find_npu, version_in
 from worker_node.devices.probe import Probe
 
@@ -119,6 +120,8 @@ class ExaminedMachine:
 
 def read_kernel_log() -> str | None:
     """What dmesg shows; None where it is missing or this user may not read it."""
+    if WINDOWS:
+        return None
     try:
         done = subprocess.run(["dmesg"], capture_output=True, timeout=10, check=True, env=native_environment())  # noqa: S607
     except (OSError, subprocess.SubprocessError):
@@ -430,7 +433,7 @@ def _pairs(machine: ExaminedMachine, openvino: str | None) -> list[Finding]:
     return findings or [ok("driver-kernel", f"nothing is known against driver {driver} on kernel {kernel}")]
 
 
-def _openvino(probe: Probe, *, npu: bool) -> Finding:
+def _openvino(probe: Probe, *, npu: bool, compiler: str = _COMPILER_FIX) -> Finding:
     if probe.error is not None or probe.openvino is None:
         return error(
             "openvino", f"OpenVINO cannot list its devices: {probe.error}", "pip install --force-reinstall openvino"
@@ -442,9 +445,64 @@ def _openvino(probe: Probe, *, npu: bool) -> Finding:
         fix = "fix the errors above, first to last; then run npu-node doctor again" if npu else "see npu-present"
         return error("openvino", f"OpenVINO {probe.openvino} sees no NPU, only {seen}", fix)
     if device.properties.get("NPU_COMPILER_VERSION") is None:
-        return error("openvino", "OpenVINO sees the NPU and no compiler for it", _COMPILER_FIX)
+        return error("openvino", "OpenVINO sees the NPU and no compiler for it", compiler)
     driver = device.properties.get("NPU_DRIVER_VERSION")
     return ok("openvino", f"OpenVINO {probe.openvino} sees the NPU, driver {driver}")
+
+
+# The page of all versions, of the installer and its release notes.
+_WINDOWS_DRIVER = "https://www.intel.com/content/www/us/en/download/794734/intel-npu-driver-windows.html"
+_WINDOWS_FIX = f"install Intel's NPU driver ({_WINDOWS_DRIVER}), then restart Windows"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowsNpu:
+    """An NPU that Windows has found: its PCI device id, and version and date of its driver where one is installed."""
+
+    device: str
+    driver: str | None = None
+    date: str | None = None
+
+
+def windows_npu() -> WindowsNpu | None:
+    """The NPU that Windows lists; None where there is none."""
+    found = (WindowsNpu(*device) for device in pci_drivers("8086"))
+    return next((npu for npu in found if npu.device in _NPUS), None)
+
+
+def check_windows(npu: WindowsNpu | None, probe: Probe) -> Iterator[Finding]:
+    """The NPU as Windows and OpenVINO see it; firmware and compiler are parts of the driver there."""
+    if npu is None:
+        fix = (
+            "if the processor has one (docs/npu-machine.md), enable it in the UEFI setup and look for it in Device "
+            "Manager; to try the node without one set NPU_NODE_NPU_EMULATION=1"
+        )
+        yield error("npu-present", "Windows lists no Intel NPU", fix)
+    else:
+        name, _ = _NPUS[npu.device]
+        yield ok("npu-present", f"{name} NPU 8086:{npu.device}")
+        yield _windows_driver(name, npu)
+        found = "the node reads no busy counter on Windows: nothing can prove that the NPU ran"
+        fix = "serve on Linux where requests require the NPU's proof (npu_require_proof, docs/install.md#windows)"
+        yield warning("busy-counter", found, fix)
+    yield _openvino(probe, npu=npu is not None, compiler=_WINDOWS_FIX)
+
+
+def _windows_driver(name: str, npu: WindowsNpu) -> Finding:
+    if npu.driver is None:
+        return error("windows-driver", "Windows has no driver for the NPU", _WINDOWS_FIX)
+    # Month, day and year.
+    date = re.fullmatch(r"(\d+)-(\d+)-(\d{4})", npu.date or "")
+    found = f"driver {npu.driver}" + (f" of {date[3]}-{date[1]:>02}-{date[2]:>02}" if date else "")
+    for row in _known_pairs()["windows"]:
+        if version_in(npu.driver, row["driver"]) and name == row["npu"]:
+            return error("windows-driver", f"{found}: {row['problem']} ({row['source']})", _WINDOWS_FIX)
+    return ok("windows-driver", found)
+
+
+def _owned(path: Path) -> str:
+    """The start of a fix: what lets this user write to `path`."""
+    return f"let this user write to {path}" if WINDOWS else f"sudo chown -R $USER {path}"
 
 
 def _writable(root: Path) -> bool:
@@ -461,7 +519,7 @@ def check_models(store: Path, problems: Mapping[str, tuple[str, str] | None]) ->
     if _writable(store):
         yield ok("model-store", f"{store} can be written")
     else:
-        fix = f"sudo chown -R $USER {store}, run pull as its owner, or set model_store to another directory"
+        fix = f"{_owned(store)}, run pull as its owner, or set model_store to another directory"
         yield warning("model-store", f"{store} cannot be written by this user: it can pull no model", fix)
     wrong = warning if None in problems.values() else error
     for name, problem in problems.items():
@@ -470,11 +528,10 @@ def check_models(store: Path, problems: Mapping[str, tuple[str, str] | None]) ->
 
 def check_secret(file: Path) -> Finding:
     if not os.access(file, os.R_OK):
-        return error(
-            "key-files",
-            f"{file} is missing, or closed to this user",
-            f"correct its setting, or sudo chown $USER {file}",
-        )
+        fix = f"correct its setting, or {_owned(file)}"
+        return error("key-files", f"{file} is missing, or closed to this user", fix)
+    if WINDOWS:
+        return ok("key-files", f"this user can read {file}; who else can is not examined")
     if file.stat().st_mode & 0o007:
         return warning("key-files", f"{file} may be read or written by every user", f"chmod o= {file}")
     return ok("key-files", f"{file} is for its owner and group")
@@ -488,20 +545,26 @@ def check_port(host: str, port: int, *, answered: bool) -> Finding:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as problem:
         reason = str(problem.strerror).partition(" (while")[0]
-        fix = f"ss -ltnp 'sport = :{port}' shows what holds it; or set another host, or a port from 1024 on"
+        shown = f"ss -ltnp 'sport = :{port}'"
+        if WINDOWS:
+            shown = f"Get-NetTCPConnection -State Listen -LocalPort {port}"
+        fix = f"{shown} shows what holds it; or set another host, or a port from 1024 on"
         return error("port", f"{host}, port {port} cannot be bound: {reason}", fix)
     return ok("port", f"{host}, port {port} is free")
 
 
 def examine(machine: ExaminedMachine, probe: Probe, *, cache: Path) -> tuple[Finding, ...]:
     """Return a finding for every check of the NPU, those that found nothing wrong included."""
-    npu = pci_device(machine) is not None
+    if WINDOWS:
+        found = check_windows(windows_npu(), probe)
+    else:
+        npu = pci_device(machine) is not None
+        found = itertools.chain(check_kernel(machine), check_userspace(machine, probe, npu=npu))
     kept = ok("cache-directory", str(cache))
     if not _writable(cache):
-        fix = f"sudo chown -R $USER {cache}, or set compile_cache (bounded profile: OV_GENAI_NPU_CACHE)"
-        found = f"{cache} cannot be written: each start would compile again, for minutes"
-        kept = error("cache-directory", found, fix)
-    return (*check_kernel(machine), *check_userspace(machine, probe, npu=npu), kept)
+        fix = f"{_owned(cache)}, or set compile_cache (bounded profile: OV_GENAI_NPU_CACHE)"
+        kept = error("cache-directory", f"{cache} cannot be written: each start would compile again, for minutes", fix)
+    return (*found, kept)
 
 
 def check_cpu(probe: Probe) -> Finding:

@@ -24,6 +24,8 @@ from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
 INPUT_IDS = "input_ids"
 ATTENTION_MASK = "attention_mask"
 TOKEN_TYPES = "token_type_ids"  # noqa: S105  (the name of an input)
+# Of sums of shares: ten tenths are a little less than one.
+_ROUNDING = 1e-6
 
 
 class RowJob(msgspec.Struct, frozen=True, tag="rows", array_like=True):
@@ -175,10 +177,7 @@ class RowRunner:
     def take(self, limits: BatchLimits, now: float, *, free_slots: int = 1) -> list[Waiting]:
         """Take the rows of the next run out of the queue; see `TextQueue.take`."""
         batch = self.queue.take(limits, free_slots)
-        if batch:
-            self._running += len(batch)
-            self._runs += 1
-            self._rows += len(batch)
+        self._running += len(batch)
         for waiting in batch:
             job = self._open[waiting.job_id]
             job.waiting -= 1
@@ -218,6 +217,8 @@ class RowRunner:
         The run computed `tokens`, rows times padded length, and the NPU was `busy`.
         """
         self._running -= len(batch)
+        self._runs += 1
+        self._rows += len(batch)
         self.throughput.run_ended(tokens, now)
         touched: dict[int, _Open] = {}
         for i, waiting in enumerate(batch):
@@ -241,7 +242,8 @@ class RowRunner:
                     job.vectors.tobytes(),
                     job.started,
                     now - job.started,
-                    Busy(None if job.busy_us is None else round(job.busy_us), job.busy_shared),
+                    # Rounded down: the jobs of a run together must not claim more than it had.
+                    Busy(None if job.busy_us is None else int(job.busy_us + _ROUNDING), job.busy_shared),
                     round(job.device_tokens),
                     *self.throughput.take(),
                 )
@@ -307,3 +309,13 @@ class StaticEncoderOptions(BlobOptions):
         ),
     ] = ()
     npu_batch_size: Annotated[int, Ge(1), Le(64), Option("texts of one run")] = 1
+    infer_requests: Annotated[
+        int | None,
+        Ge(1),
+        Le(64),
+        Option(
+            "runs that the NPU is given at the same time, while they have at most 4096 tokens together; 1 compiles for "
+            "the shortest single run",
+            default="what the NPU's plugin recommends: 4 on NPU 3720, 8 on later ones",
+        ),
+    ] = None

@@ -115,9 +115,17 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class OutcomeBatch(Outcome, frozen=True):
-    """Outcomes of jobs that ended by the same run: they travel in one frame, so that the edge is woken once for all."""
+    """Outcomes of jobs that ended in one step: they travel in one frame, so that the edge is woken once for all.
+
+    `more`: the runner emits again at once.
+    """
 
     outcomes: Sequence[Outcome]
+    more: bool = False
+
+    @property
+    def followed(self) -> bool:
+        return self.more
 
     def parts(self) -> Sequence[JobResult]:
         return [part for outcome in self.outcomes for part in outcome.parts()]
@@ -179,6 +187,15 @@ class NativeCall(msgspec.Struct, frozen=True, tag="native_call", array_like=True
     jobs: list[int]
 
 
+class Running(msgspec.Struct, frozen=True, tag="running", array_like=True):
+    """The device works on `jobs`, and on no others, while the engine's loop turns; see also `EngineStats.oldest_run`.
+
+    `jobs` as in `NativeCall`.
+    """
+
+    jobs: list[int]
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     """One job failed; the engine lives on. `code` is that of an error in `worker_node.core.errors`."""
 
@@ -213,7 +230,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", array_like=True):
     idle: bool = False
 
 
-Event = Loaded | LoadFailed | Broken | NativeCall | Results | Failed | Heartbeat
+Event = Loaded | LoadFailed | Broken | NativeCall | Running | Results | Failed | Heartbeat
 
 
 R = TypeVar("R", bound=JobResult)
@@ -235,8 +252,8 @@ class Runner(Protocol):
 
     The loop calls `submit` and `cancel` as commands arrive and `step` while `has_work`; nothing is called from two
     threads. Before a native call that blocks the loop a runner emits a `NativeCall`. One that works in native threads
-    meanwhile makes `wake_fd` readable when something has finished, and reports its oldest run in `stats`. `jobs` is the
-    type of its jobs.
+    meanwhile makes `wake_fd` readable when something has finished, reports its oldest run in `stats`, and emits
+    `Running` when other jobs run than before. `jobs` is the type of its jobs.
     """
 
     jobs: Any

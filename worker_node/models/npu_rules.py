@@ -1,4 +1,4 @@
-"""Which models are kept away from a real NPU, and which are slow there: by family, and by the form of weights."""
+"""Which models are kept away from a real NPU: known-bad families, and weights in forms that break it."""
 
 from __future__ import annotations
 
@@ -17,41 +17,54 @@ _GROUPS = frozenset({"-1", "128"})
 _ALL = frozenset({"1", "1.0"})
 # Kinds of models, and what the API says that they can do.
 _GENERATING = frozenset({"generation", "vision", "chat"})
+# Bytes that a parameter takes in a file, with its scales and with tables that are stored wider.
+_BYTES = {"int4": 0.55, "nf4": 0.55, "int8": 1.05, "f16": 2.0}
+# Models of 8.2 billion parameters run on NPUs.
+_MOST_PARAMETERS = 9e9
+_REMEDY = "export it as int4_sym, groups of 128 or -1, ratio 1.0, or as int8_sym"
 
 
-def problem_on_npu(installed: InstalledModel, architecture: str, driver: str | None = None) -> str | None:
-    """Why the model is not for an NPU of this architecture with this driver; None if nothing is known.
+def problem_on_npu(
+    installed: InstalledModel, architecture: str, driver: str | None = None, openvino: str | None = None
+) -> str | None:
+    """Why the model is not for an NPU of this architecture with this driver and OpenVINO; None if nothing is known.
 
-    A row that names an architecture or a driver holds only where that is known.
+    A row that names one of them holds only where that is known.
     """
     family = str(peek_config(installed.path / "config.json").get("model_type", ""))
+    beside = {"driver": driver, "openvino": openvino}
     for row in _known_bad():
         if row["family"] != family or row.get("architecture", architecture) != architecture:
             continue
-        if "driver" not in row or (driver is not None and version_in(driver, row["driver"])):
-            where = f"architecture {architecture}" + (f" with driver {driver}" if "driver" in row else "")
+        named = {name: version for name, version in beside.items() if name in row}
+        if all(version is not None and version_in(version, row[name]) for name, version in named.items()):
+            where = " with ".join((f"architecture {architecture}", *(f"{name} {named[name]}" for name in named)))
             return f"{family} on an NPU of {where}: {row['problem']} ({row['source']})"
     if installed.kind not in _GENERATING:
         return None
     noted = noted_compression(installed.path / MODEL_FILE)
-    return _weights_problem(installed.quantization, noted.get("ratio"))
+    problem = _weights_problem(installed.quantization, noted.get("group_size"), noted.get("ratio"))
+    if installed.quantization == "nf4" and architecture.startswith("37"):
+        problem = "its weights are nf4: NPUs take them from Lunar Lake (4000) on"
+    return f"{problem}; {_REMEDY}" if problem else None
 
 
-def slowness_on_npu(installed: InstalledModel) -> str | None:
-    """Why the model is slower on an NPU than it could be; None if nothing is known."""
+def doubts_on_npu(installed: InstalledModel) -> tuple[str, ...]:
+    """What makes a model slow on an NPU, or may keep it from being compiled there."""
     if installed.kind not in _GENERATING:
-        return None
-    return _slow_groups(noted_compression(installed.path / MODEL_FILE).get("group_size"))
-
-
-def _slow_groups(group: str | None) -> str | None:
-    """What Intel's compiler says of weights in small groups (docs/npu-compiled.md)."""
-    if group in {None, *_GROUPS}:
-        return None
-    return (
-        f"the groups of its weights have {group} elements: an NPU multiplies each by itself, and Intel's compiler "
-        "predicts about half of the tokens per second of one scale a row; export it with group size -1 or 128"
-    )
+        return ()
+    mode, doubts = installed.quantization, []
+    slow = _slow_groups(mode, noted_compression(installed.path / MODEL_FILE).get("group_size"))
+    size = next((size for start, size in _BYTES.items() if mode.startswith(start)), None)
+    parameters = 0 if size is None else installed.size / size
+    if slow is not None:
+        doubts.append(slow)
+    if parameters > _MOST_PARAMETERS:
+        doubts.append(
+            f"it has about {parameters / 1e9:.0f} billion parameters: NPUs' compilers fail with more than 8 to 9, and "
+            "the next placement serves then"
+        )
+    return tuple(doubts)
 
 
 def devices_for(capabilities: Collection[str] | None, weights: str | None) -> list[str]:
@@ -59,22 +72,28 @@ def devices_for(capabilities: Collection[str] | None, weights: str | None) -> li
     if capabilities and "voice-activity" in capabilities:
         return ["CPU"]
     generates = capabilities is None or not _GENERATING.isdisjoint(capabilities)
-    refused = generates and weights is not None and _weights_problem(weights, None) is not None
+    refused = generates and weights is not None and _weights_problem(weights, None, None) is not None
     return ["CPU", "GPU", *([] if refused else ["NPU"])]
 
 
-def _weights_problem(mode: str, ratio: str | None) -> str | None:
-    """Why an NPU does not take a generation model's weights; `ratio` None: unknown.
+def _slow_groups(mode: str, group: str | None) -> str | None:
+    """Why int4 weights are slow; `group` None: unknown."""
+    if not mode.startswith("int4") or group is None or group in _GROUPS:
+        return None
+    return f"its int4 weights are in groups of {group}, about half as fast on an NPU as one scale a row (group size -1)"
 
-    Intel's compiler takes all of these, int8_sym too: they are refused for what happened on devices.
-    """
-    rules = (
-        (mode.startswith("int8"), f"its weights are {mode}: the process dies while it generates (openvino#35641)"),
-        (mode.startswith("int4_asym"), "its weights are int4_asym: an NPU takes symmetric ones"),
-        (ratio not in {None, *_ALL}, f"only {ratio} of its weights are int4: an NPU takes a ratio of 1.0"),
-    )
-    wrong = [problem for applies, problem in rules if applies and mode.startswith("int")]
-    return f"{wrong[0]}; export it as int4_sym, groups of 128 or -1, ratio 1.0" if wrong else None
+
+def _weights_problem(mode: str, group: str | None, ratio: str | None) -> str | None:
+    """Why an NPU does not take a generation model's weights; `group` and `ratio` None: unknown."""
+    if mode.startswith("int8_asym"):
+        return f"its weights are {mode}: the process dies while it generates (openvino#35641)"
+    if mode.startswith("int4_asym"):
+        return "its weights are int4_asym: an NPU takes symmetric ones"
+    if mode.startswith("int8") and group not in {None, "-1"}:
+        return f"its int8 weights are in groups of {group}: an NPU takes one scale a row"
+    if mode.startswith(("int4", "nf4")) and ratio not in {None, *_ALL}:
+        return f"only {ratio} of its weights are in 4 bits: an NPU takes a ratio of 1.0"
+    return None
 
 
 @cache
@@ -107,10 +126,13 @@ def npu_verdict(source_format: SourceFormat, stored: Mapping[str, Any], *, gener
         return Suitability(None, (f"nothing says how the weights are stored; {_ALTERNATIVE}",))
     noted = (stored.get("group_size"), stored.get("ratio"))
     group, ratio = (str(value) if isinstance(value, int | float) else None for value in noted)
+    named = "nf4" in {stored.get("dtype"), stored.get("weight_format")}
+    mode = "nf4" if named else f"int{bits}_{'sym' if symmetric else 'asym'}"
     # What serving refuses is not called suitable here.
-    problem = _weights_problem(f"int{bits}_{'sym' if symmetric else 'asym'}", ratio)
+    problem = _weights_problem(mode, group, ratio)
     if problem is not None:
         return Suitability(False, (f"{problem}; {_ALTERNATIVE}",))
-    form = f"int{bits} symmetric, {'channel-wise' if group == '-1' else f'in groups of {group}'}"
-    slow = _slow_groups(group)
-    return Suitability(True, (form,) if slow is None else (form, f"slow there: {slow}; {_ALTERNATIVE}"))
+    form = "nf4, from Lunar Lake on" if named else f"int{bits} symmetric"
+    groups = "channel-wise" if group == "-1" else f"in groups of {group}"
+    slow = _slow_groups(mode, group)
+    return Suitability(True, (f"{form}, {groups}", *(() if slow is None else (f"{slow}; {_ALTERNATIVE}",))))

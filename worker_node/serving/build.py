@@ -40,8 +40,15 @@ from worker_node.engines.watchdog import LivenessLimits
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
-from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel, content_hash
-from worker_node.models.npu_rules import problem_on_npu, slowness_on_npu
+from worker_node.models.directory import (
+    MANIFEST_FILE,
+    MODEL_FILE,
+    WEIGHTS_FILE,
+    InstalledModel,
+    content_hash,
+    runtime_problem,
+)
+from worker_node.models.npu_rules import doubts_on_npu, problem_on_npu
 from worker_node.models.passports import NOT_CERTIFIED, Identity, PassportStore, Standing, standing
 from worker_node.models.store import ModelStore, apparent_kind, open_directory
 from worker_node.registry import tasks
@@ -158,6 +165,11 @@ def build_model(
     `guard` wraps a canary that needs the device as a request does.
     """
     check_options(installed, wanted)
+    newer = None if wanted.allow_known_bad else runtime_problem(installed.path, machine.probe.openvino or "")
+    if newer is not None:
+        raise UnusableFiles(
+            f"{newer}: update the node, or export the model again with that version; allow_known_bad loads it as it is"
+        )
     task = served_task(installed.kind)
     plans, excluded = plan_model(task, installed, wanted, machine)
     for each in excluded:
@@ -282,9 +294,8 @@ def plan_model(
         )
         # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.
         eager = place.load == "eager" or (place.load is None and not plans)
-        slow = slowness_on_npu(installed) if place.device is Device.NPU and not target.emulated else None
-        notes = (*ignored, *engine.notes, *([] if slow is None else [slow]))
-        plans.append(PlacementPlan(target, engine, eager, standing, notes))
+        doubts = doubts_on_npu(installed) if place.device is Device.NPU and not target.emulated else ()
+        plans.append(PlacementPlan(target, engine, eager, standing, (*ignored, *engine.notes, *doubts)))
     return plans, excluded
 
 
@@ -494,7 +505,8 @@ def known_problem(installed: InstalledModel, wanted: ModelSettings, device: Devi
         return None
     info = probe.find(device.value)
     known = {} if info is None else info.properties
-    return problem_on_npu(installed, known.get("DEVICE_ARCHITECTURE") or "unknown", known.get("NPU_DRIVER_VERSION"))
+    architecture = known.get("DEVICE_ARCHITECTURE") or "unknown"
+    return problem_on_npu(installed, architecture, known.get("NPU_DRIVER_VERSION"), probe.openvino)
 
 
 def refusal(found: Standing, *, required: bool) -> str | None:

@@ -165,7 +165,7 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
     allow_known_bad: bool = Field(
         default=False,
         description="place it on a real NPU although it is known not to work there, or its weights are of a form that "
-        "breaks it (docs/npu-facts.md)",
+        "breaks it (docs/npu-facts.md); load it although a newer OpenVINO wrote it",
     )
     compile_cache: Path | None = Field(
         default=None, description="where what is compiled for it is kept; default: the node's"

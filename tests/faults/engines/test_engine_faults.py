@@ -254,6 +254,7 @@ def test_a_text_that_no_bucket_holds_fails_alone():
     runner.step(events.append, lambda: None)
     assert [(event.id, event.code) for event in events] == [(number, "context_length_exceeded") for number in (1, 2)]
     assert not runner.has_work
+    runner.close()
 
 
 SECRET = "c0ffee-secret"

@@ -11,7 +11,7 @@ import pytest
 from worker_node.devices.npu import version_in
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.doctor import checks
-from worker_node.doctor.checks import ExaminedMachine, Severity, check_models, examine, healthy
+from worker_node.doctor.checks import ExaminedMachine, Severity, WindowsNpu, check_models, examine, healthy
 
 ADDRESS = "0000:00:0b.0"
 PCI = f"sys/bus/pci/devices/{ADDRESS}"
@@ -337,12 +337,53 @@ def test_a_driver_that_no_package_names_is_not_judged(good):
 
 def test_every_row_of_the_pairs_can_be_read():
     rows = checks._known_pairs()
-    assert set(rows) == {"first", "verified", "problem"}
+    assert set(rows) == {"first", "verified", "problem", "windows"}
     for row in (*rows["first"], *rows["verified"], *rows["problem"]):
         assert "linux-npu-driver" in row["source"]
         assert not version_in("0", row["driver"])
         version_in("6.17", row.get("kernel", "6.17"))
     assert all(row["systems"] for row in rows["verified"])
+    for row in rows["windows"]:
+        assert "#" in row["source"]
+        assert row["npu"] in {name for name, _ in checks._NPUS.values()}
+        version_in("32.0.100.1", row["driver"])
+
+
+def on_windows(npu, probe=SEES_NPU):
+    return {finding.id: finding for finding in checks.check_windows(npu, probe)}
+
+
+def test_on_windows_the_driver_is_named_with_its_date_and_nothing_of_linux_is():
+    found = on_windows(WindowsNpu("643e", "32.0.100.4724", "3-19-2026"))
+    assert found["windows-driver"] == checks.ok("windows-driver", "driver 32.0.100.4724 of 2026-03-19")
+    assert found["npu-present"].found == "Lunar Lake NPU 8086:643e"
+    assert healthy(found.values())
+    assert found["busy-counter"].severity is Severity.WARNING
+    for npu, probe in ((None, SEES_CPU), (WindowsNpu("7d1d"), SEES_CPU), (WindowsNpu("7d1d", "32.0.1"), SEES_NPU)):
+        text = " ".join(finding.found + finding.fix for finding in on_windows(npu, probe).values())
+        for word in ("0000:00", "PCI bus", "firmware", "render", "/dev/accel", "sudo", "apt", "modprobe"):
+            assert word not in text
+
+
+@pytest.mark.parametrize(
+    ("npu", "probe", "check", "words", "fix"),
+    [
+        (None, SEES_CPU, "npu-present", "no Intel NPU", "Device Manager"),
+        (WindowsNpu("643e"), SEES_CPU, "windows-driver", "no driver", "intel.com"),
+        (WindowsNpu("b03e", "32.0.100.5539"), SEES_NPU, "windows-driver", "crash on Core Ultra Series 3", "intel.com"),
+        (WindowsNpu("643e", "32.0.100.4724"), SEES_CPU, "openvino", "sees no NPU", "fix the errors"),
+    ],
+)
+def test_on_windows_what_the_npu_lacks_is_an_error_with_its_fix(npu, probe, check, words, fix):
+    finding = on_windows(npu, probe)[check]
+    assert finding.severity is Severity.ERROR
+    assert words in finding.found
+    assert fix in finding.fix
+
+
+@pytest.mark.parametrize(("device", "driver"), [("b03e", "32.0.100.5540"), ("643e", "32.0.100.4509")])
+def test_on_windows_a_newer_driver_and_another_generation_are_not_accused(device, driver):
+    assert on_windows(WindowsNpu(device, driver))["windows-driver"].severity is Severity.OK
 
 
 def test_a_stale_library_beside_a_newer_driver_is_found_wherever_it_is(good):

@@ -127,6 +127,38 @@ def test_an_npu_that_a_model_is_known_to_break_is_left_out_unless_the_settings_a
         built.placements(placements=["NPU"])
 
 
+def test_weights_that_an_npu_computes_slowly_are_noted_and_served(built):
+    noted = '<rt_info><nncf><weight_compression><group_size value="64" /></weight_compression></nncf></rt_info>'
+    (built.path / MODEL_FILE).write_text(noted)
+    on_npu, on_cpu = built.placements()
+    assert (len(on_npu.notes), on_cpu.notes) == (1, ())
+    assert "in groups of 64" in on_npu.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("wrote", "refused"),
+    [
+        ("2026.5.0-23001-abcdef-releases/2026/5", True),
+        ("2027.1.0-24000-abcdef", True),
+        ("2026.4.9-22900-abcdef", False),
+        ("2026.4.0.dev20260801", False),
+        ("2025.12.0-20000-abcdef", False),
+        ("TestVersion", False),
+    ],
+)
+@pytest.mark.parametrize("graph", [MODEL_FILE, "openvino_tokenizer.xml"])
+def test_a_model_that_a_newer_openvino_wrote_is_refused_with_both_versions(built, graph, wrote, refused):
+    (built.path / graph).write_text(f'<net><rt_info><Runtime_version value="{wrote}" /></rt_info></net>')
+    if not refused:
+        assert built.placements()
+        return
+    with pytest.raises(ConfigurationError) as raised:
+        built.placements()
+    assert f"{built.path / graph} was written by OpenVINO {wrote.partition('-')[0]}" in raised.value.message
+    assert "this node runs 2026.4" in raised.value.message
+    assert built.placements(allow_known_bad=True)
+
+
 def test_admission_expects_the_rates_that_a_passport_has_measured(built, tmp_path):
     settings = NodeSettings(compile_cache=built.root, passports=tmp_path / "passports")
     built.machine = replace(built.machine, settings=settings)
