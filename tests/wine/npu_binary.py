@@ -89,7 +89,15 @@ def _sections(data: bytes, base: int) -> Iterator[tuple[str, bytes]]:
 _NPUW_PART = re.compile(r"Model\d+_(kv(?P<window>\d+)|prefill|lm_head)_(?P<function>(REP|FCEW)\w+?)__")
 _MATRIX = "lm_head"
 
+# A binary without weights has a part that prepares them when it is loaded.
+_PREPARATION = re.compile(r"_init_\d+$")
+
 Times = tuple[float, float]
+
+
+def runs(parts: Sequence[Part]) -> list[Part]:
+    """The parts that a request runs."""
+    return [part for part in parts if not _PREPARATION.search(part.name)]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from tests.real.colour_vision import kept_colours
 from tests.support.cross_encoders import write_minilm
 from tests.support.foreign import kept, output_of
 from tests.support.whisper import install_whisper
-from tests.wine.npu_binary import Decoder, Part, Times, parts_of
+from tests.wine.npu_binary import Decoder, Part, Times, parts_of, runs
 from tests.wine.windows import ROOT, Windows, windows, windows_path
 from worker_node.certify.predictions import Prediction
 from worker_node.models.catalog import Catalog
@@ -44,14 +44,16 @@ HUNG_S = 3600
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A model with options of `[[models]]`, compiled for each of `platforms`; a `small` one in CI, too.
+    """A model with options of `[[models]]` and `properties` of its placement, compiled for each of `platforms`.
 
-    A compile has not finished after `limit_s` seconds of CPU time. `exported`: as `npu-node compile` does it.
+    A `small` one is compiled in CI, too. A compile has not finished after `limit_s` seconds of CPU time. `exported`: as
+    `npu-node compile` does it.
     """
 
     name: str
     model: str
     options: dict[str, Any] = {}
+    properties: dict[str, str] = {}
     small: bool = False
     exported: bool = False
     limit_s: int = 600
@@ -82,6 +84,13 @@ ROWS = (
     *(
         Row(f"embeddings, {n} tokens", EMBEDDER, {"npu_buckets": [n]}, small=n in {32, 256})
         for n in (16, 24, 32, 64, 128, 256)
+    ),
+    Row(
+        "embeddings, 256 tokens, with the weights",
+        EMBEDDER,
+        {"npu_buckets": [256]},
+        {"ENABLE_WEIGHTLESS": "NO", "CACHE_MODE": "OPTIMIZE_SPEED"},
+        platforms=("4000", "5010"),
     ),
     Row("embeddings, 32 tokens, 8 texts", EMBEDDER, {"npu_buckets": [32], "npu_batch_size": 8}),
     Row(
@@ -122,6 +131,7 @@ def compile_row(installation: Windows, row: Row, platforms: Sequence[str]) -> di
             "model": row.model,
             "store": windows_path(store),
             "options": row.options | _path_of(store / row.model),
+            "properties": row.properties,
             "platforms": platforms,
             "out": f"C:\\{Path(room).name}",
             "exported": row.exported,
@@ -144,7 +154,7 @@ def _result(row: Row, line: Mapping[str, Any], out: Path, store: Path) -> Result
     binaries = [path.read_bytes() for path in sorted(out.rglob("*.blob"))]
     if line["problem"] is not None or not binaries:
         return Result(problem=line["problem"] or "no binary was written", cpu_s=line["cpu_s"])
-    parts = [part for binary in binaries for part in parts_of(binary)]
+    parts = runs([part for binary in binaries for part in parts_of(binary)])
     ms, tokens_per_s = _predicted(parts, row, store)
     return Result(
         cpu_s=line["cpu_s"],
@@ -268,7 +278,7 @@ def packaged(results: Mapping[str, Mapping[str, Result]]) -> bytes:
     found = []
     for row in ROWS:
         entry, lengths = Catalog.load().find(row.model), {"npu_buckets", "max_prompt_len"}
-        if entry is None or row.exported or not row.options or not row.options.keys() <= lengths:
+        if entry is None or row.exported or row.properties or not row.options or not row.options.keys() <= lengths:
             continue
         (length,) = row.options.values()
         tokens = length if isinstance(length, int) else length[0]
