@@ -411,6 +411,8 @@ def _ledgers(ledgers: list[Ledger]) -> Iterable[Metric]:
     calls.add_metric(("node",), sum(ledger.local.calls for ledger in ledgers))
     calls.add_metric(("cloud",), sum(ledger.cloud.calls for ledger in ledgers))
     yield calls
+    text = "Energy that nodes used for these answers, where they could measure it"
+    yield CounterMetricFamily("npu_client_joules", text, value=sum(ledger.local.joules for ledger in ledgers))
     yield CounterMetricFamily(
         "npu_client_cloud_cost",
         "What the cloud cost since the process started, in the currency of the prices",

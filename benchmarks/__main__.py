@@ -34,6 +34,7 @@ from worker_node.models.store import ModelStore
 
 BENCHMARKS = {
     "embeddings": embeddings.run,
+    "embeddings-npu": embeddings.on_npu,
     "generation": generation.run,
     "event-loop": event_loop.run,
     "overload": overload.run,
@@ -48,7 +49,7 @@ BENCHMARKS = {
     **curves.RUNS,
 }
 # Those that start nodes of their own, or need none.
-ALONE = {*curves.RUNS, "client-selection"}
+ALONE = {*curves.RUNS, "client-selection", "embeddings-npu"}
 
 
 def main():

@@ -29,7 +29,8 @@ _VARIABLES = ("NPU_NODE_", "NPU_PROXY_", "NOTIFY_SOCKET", "WATCHDOG_")
 # Of the settings these count for the examined node too: where its files are, and how engines are run and watched. Keys,
 # addresses and what else a service does for its callers do not concern it.
 _SHARED = frozenset({
-    "model_store", "compile_cache", "npu_sysfs", "npu_emulation", "npu_token_limit", "faults", "allow_faults",
+    "model_store", "compile_cache", "npu_sysfs", "energy_sysfs", "npu_emulation", "npu_token_limit", "faults",
+    "allow_faults",
     "load_timeout_s", "watchdog_s", "run_timeout_s", "quarantine_s", "crash_limit", "crash_window_s",
     "engine_memory_growth", "engine_nice", "max_body_bytes", "max_image_body_bytes",
 })  # fmt: skip
@@ -219,4 +220,8 @@ class RunningNode:
             too_long = isinstance(said, dict) and said.get("code") == "context_length_exceeded"
             raise (PromptTooLong if too_long else CallFailed)(f"HTTP {reply.status_code}: {str(said)[:300]}")
         busy = reply.headers.get("X-NPU-Busy-Delta-Us")
-        return body | {"_busy_us": int(busy) if busy and busy.isdigit() else None}
+        joules = reply.headers.get("X-NPU-Node-Joules")
+        return body | {
+            "_busy_us": int(busy) if busy and busy.isdigit() else None,
+            "_joules": None if joules is None else float(joules),
+        }

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from worker_node.core.operating_system import WINDOWS, lock, shared_file, unlock
-from worker_node.core.types import Busy
+from worker_node.core.types import NOT_MEASURED, Busy, Device, Energy
+from worker_node.devices.energy import UNMEASURED, EnergyCounter, EnergyMeter, Unmeasured, energy_counter
 
 ACCEL_CLASS = Path("/sys/class/accel")
 ACCEL_DEVICES = Path("/dev/accel")
@@ -81,12 +82,13 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class NpuCounters:
-    """The kernel's counters: cumulative µs with jobs submitted (kernel 6.11+), bytes (6.15+), MHz."""
+    """The kernel's counters: cumulative µs with jobs submitted (kernel 6.11+), bytes (6.15+), MHz, cumulative µJ."""
 
     busy_time_us: Reading
     memory_bytes: Reading
     frequency_mhz: Reading
     max_frequency_mhz: Reading
+    energy_uj: Reading
 
 
 _FULL = re.compile(r"EMFILE|[Tt]oo many open files|errno:? 24\b")
@@ -134,6 +136,24 @@ def read_counter(path: Path) -> Reading:
         return Reading(None, "does not hold a number")
 
 
+def _read_mhz(directory: Path, name: str, older: str) -> Reading:
+    """A frequency where kernel 7.2 has it, else where the kernels before had it; these names go in 2027."""
+    found = read_counter(directory / "freq" / name)
+    return read_counter(directory / older) if found.value is None else found
+
+
+def frequency_limits(directory: Path) -> dict[str, int | None]:
+    """What bounds the NPU's frequency, in MHz; None for what the kernel or the device does not have.
+
+    `min`, `efficient` and `max` are the device's (kernel 7.2; `max` also before), `set_min` and `set_max` what an
+    administrator allows (from the NPUs 50xx on).
+    """
+    limits = {"max": _read_mhz(directory, "hw_max_freq", "npu_max_frequency_mhz").value}
+    for name in ("hw_min", "hw_efficient", "set_min", "set_max"):
+        limits[name.removeprefix("hw_")] = read_counter(directory / "freq" / f"{name}_freq").value
+    return limits
+
+
 # Memory and frequency are for people and monitoring: read at most once a second, as the driver's authors advise.
 _READ_EVERY_S = 1.0
 
@@ -148,6 +168,7 @@ class NpuSource:
     emulated: bool
     busy_counter: Path
     stand_in: bool
+    energy: EnergyCounter | Unmeasured = UNMEASURED
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
     _others: tuple[Reading, Reading, Reading] | None = field(default=None, init=False, repr=False, compare=False)
     _read_at: float = field(default=0.0, init=False, repr=False, compare=False)
@@ -160,17 +181,25 @@ class NpuSource:
         """
         if self.stand_in:
             nothing = Reading(None, "the NPU is emulated")
-            return NpuCounters(self.busy_time(), nothing, nothing, nothing)
+            return NpuCounters(self.busy_time(), nothing, nothing, nothing, self._energy())
         now = self.clock()
         if self._others is None or now - self._read_at >= _READ_EVERY_S:
             directory = self.busy_counter.parent
             self._others = (
                 read_counter(directory / "npu_memory_utilization"),
-                read_counter(directory / "npu_current_frequency_mhz"),
-                read_counter(directory / "npu_max_frequency_mhz"),
+                _read_mhz(directory, "current_freq", "npu_current_frequency_mhz"),
+                _read_mhz(directory, "hw_max_freq", "npu_max_frequency_mhz"),
             )
             self._read_at = now
-        return NpuCounters(self.busy_time(), *self._others)
+        return NpuCounters(self.busy_time(), *self._others, self._energy())
+
+    def _energy(self) -> Reading:
+        if isinstance(self.energy, Unmeasured):
+            return Reading(None, self.energy.reason)
+        count = self.energy.read()
+        if count is None:
+            return Reading(None, f"{self.energy.path} cannot be read")
+        return Reading(round(count * self.energy.joules_per_count * 1e6))
 
     def busy_time(self) -> Reading:
         """The busy time alone, now: a proof needs it before and after a run."""
@@ -232,26 +261,32 @@ class StandInWriter:
 
 
 @contextmanager
-def npu_source(directory: Path | None, *, emulated: bool) -> Iterator[NpuSource]:
+def npu_source(directory: Path | None, *, emulated: bool, energy_sysfs: Path | None = None) -> Iterator[NpuSource]:
     """The source for as long as the block runs.
 
     Without a `directory` the counters are those of the accelerator whose driver is the NPU's.
     An emulated NPU has a stand-in counter, unless a `directory` is given: then its counters are read and never written.
     """
+    energy = energy_counter(Device.NPU, emulated=emulated, sysfs=energy_sysfs)
     if directory is not None or not emulated:
-        yield NpuSource(emulated, (directory or find_npu()) / BUSY_TIME_FILE, stand_in=False)
+        yield NpuSource(emulated, (directory or find_npu()) / BUSY_TIME_FILE, stand_in=False, energy=energy)
         return
     with stand_in_counter() as path:
-        yield NpuSource(True, path, stand_in=True)
+        yield NpuSource(True, path, stand_in=True, energy=energy)
 
 
-def busy_meter(counter: str | None, *, stand_in: bool) -> BusyMeter:
-    """The meter over the kernel's counter file or the stand-in for it. Raises OSError when the stand-in is gone."""
-    path = Path(counter or "/nonexistent")
+def busy_meter(counter: str | None, energy: EnergyMeter, *, stand_in: bool) -> BusyMeter:
+    """The meter over the kernel's counter file or the stand-in for it; only of the energy without a `counter`.
+
+    Raises OSError when the stand-in is gone.
+    """
+    if counter is None:
+        return BusyMeter(lambda: None, energy=energy)
     if not stand_in:
-        return BusyMeter(lambda: read_counter(path).value)
-    writer = StandInWriter(path)
-    return BusyMeter(writer.read, writer.ran)
+        path = Path(counter)
+        return BusyMeter(lambda: read_counter(path).value, energy=energy)
+    writer = StandInWriter(Path(counter))
+    return BusyMeter(writer.read, writer.ran, energy=energy)
 
 
 @dataclass(slots=True)
@@ -267,6 +302,7 @@ class BusyMeter:
     read: Callable[[], int | None]
     ran: Callable[[float], None] = lambda _seconds: None
     clock: Callable[[], float] = time.monotonic
+    energy: EnergyMeter = field(default_factory=EnergyMeter)
     _rest: int | None = None
     _before: int | None = None
     _began: float = 0.0
@@ -282,21 +318,23 @@ class BusyMeter:
         self._shared = (
             self._before is not None and self._rest is not None and abs(self._before - self._rest) > TOLERANCE_US
         )
+        self.energy.begin()
         self._began = self._reported_until = self.clock()
 
     def so_far(self) -> Busy:
-        """Busy time since `begin`; None also when the counter went backwards. A run once seen to be shared stays so."""
+        """Since `begin`; no busy time also when the counter went backwards. A run once seen to be shared stays so."""
         now = self.clock()
+        energy = self.energy.so_far()
         self.ran(now - self._reported_until)
         self._reported_until = now
         count = self.read()
         if count is None or self._before is None or count < self._before:
-            return Busy(None, self._shared)
+            return Busy(None, self._shared, energy)
         us = count - self._before
         # By a clock read after the counter: held up between the two, we must not take our own run for another's.
         if us > (self.clock() - self._began) * 1e6 + TOLERANCE_US:
             self._shared = True
-        return Busy(us, self._shared)
+        return Busy(us, self._shared, energy)
 
     def end(self) -> Busy:
         """Finish the measurement after a run."""
@@ -309,13 +347,18 @@ class BusyMeter:
 class _Share:
     us: float | None = 0.0
     shared: bool = False
+    energy: Energy = Energy(0.0)  # noqa: RUF009  (frozen)
+
+    def rounded(self) -> Busy:
+        """Rounded down, or the sum of all could be more than there was."""
+        return Busy(None if self.us is None else int(self.us), self.shared, self.energy)
 
 
 @dataclass(slots=True)
 class OverlappingRuns:
-    """Divides the busy time among runs of one engine that overlap: equally among those active at the same moment.
+    """Divides what was measured among runs of one engine that overlap: equally among those active at the same moment.
 
-    So all of them together claim no more than the device was busy, and a run that had it alone claims all of its time.
+    So all of them together claim no more than there was, and a run that had the device alone claims all of it.
     """
 
     meter: BusyMeter
@@ -324,23 +367,29 @@ class OverlappingRuns:
     def begin(self, run: Hashable) -> None:
         """Call it before a run starts."""
         if self._active:
-            self._divide()
-        self.meter.begin()
+            self.divide()
         self._active[run] = _Share()
+        self.meter.begin()
 
-    def end(self, run: Hashable) -> Busy:
-        """The busy time of a run that has ended; rounded down, or the sum of all could be more than there was."""
-        self._divide()
-        share = self._active.pop(run)
-        if self._active:
-            self.meter.begin()
-        return Busy(None if share.us is None else int(share.us), share.shared)
-
-    def _divide(self) -> None:
+    def divide(self) -> None:
+        """Measure, and divide it among the active runs."""
         busy = self.meter.end()
         for share in self._active.values():
             share.us = None if share.us is None or busy.us is None else share.us + busy.us / len(self._active)
             share.shared |= busy.shared
+            share.energy = share.energy.plus(busy.energy.part(len(self._active)))
+        self.meter.begin()
+
+    def so_far(self, run: Hashable) -> Busy:
+        """What an active run had taken when it was divided last."""
+        return self._active[run].rounded()
+
+    def end(self, run: Hashable) -> Busy:
+        """What a run has taken; call it when the run has ended, or is given up."""
+        if run not in self._active:
+            return NOT_MEASURED
+        self.divide()
+        return self._active.pop(run).rounded()
 
 
 @dataclass(slots=True)

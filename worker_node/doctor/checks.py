@@ -24,7 +24,9 @@ import psutil
 
 from worker_node.core.environment import native_environment
 from worker_node.core.operating_system import WINDOWS, group_name, pci_drivers
-from worker_node.devices.npu import RELOAD_DRIVER, find_npu, version_in
+from worker_node.core.types import Device
+from worker_node.devices.energy import EnergyCounter, energy_counter, power_source
+from worker_node.devices.npu import RELOAD_DRIVER, find_npu, frequency_limits, version_in
 from worker_node.devices.probe import Probe
 
 # Where distributions and Intel's packages put libraries.
@@ -322,6 +324,38 @@ def _node(machine: ExaminedMachine) -> Iterator[Finding]:
         why = "is not there" if value is None else "holds no number"
         fix = "kernel 6.11 or newer has it"
         yield error("busy-counter", f"/{path} {why}: nothing can prove that the NPU ran", fix)
+    yield _frequencies(machine.root / f"sys/class/accel/{name}/device")
+    yield _power(machine)
+    yield _energy(machine)
+
+
+def _frequencies(device: Path) -> Finding:
+    limits = {name: mhz for name, mhz in frequency_limits(device).items() if mhz is not None}
+    shown = ", ".join(f"{name} {mhz}" for name, mhz in sorted(limits.items())) or "the kernel does not say"
+    if limits.get("set_max", 0) < limits.get("max", 0) and "set_max" in limits:
+        fix = f"echo {limits['max']} | sudo tee {device}/freq/set_max_freq"
+        return warning("npu-frequency", f"the NPU may not run as fast as it can (MHz: {shown})", fix)
+    return ok("npu-frequency", f"MHz: {shown}")
+
+
+def _power(machine: ExaminedMachine) -> Finding:
+    """What supplies the machine: with a weak adapter, and on a battery, an NPU is half as fast (docs/npu-facts.md)."""
+    supply = power_source(machine.root / "sys/class")
+    watts = "" if supply.adapter_watts is None else f" of {supply.adapter_watts:g} W"
+    if supply.source == "battery":
+        return warning("power-source", "the machine runs on its battery: speeds are lower", "connect its adapter")
+    if supply.discharging:
+        fix = "connect the adapter that came with the machine, without a dock"
+        return warning("power-source", f"the battery discharges although an adapter{watts} is connected", fix)
+    named = f"an adapter{watts}" if supply.source else "the kernel names no adapter and no battery"
+    return ok("power-source", named)
+
+
+def _energy(machine: ExaminedMachine) -> Finding:
+    counter = energy_counter(Device.NPU, sysfs=machine.root / "sys/class")
+    if isinstance(counter, EnergyCounter):
+        return ok("energy-counter", f"{counter.path} can be read: replies name the joules of the NPU")
+    return ok("energy-counter", f"replies name no joules: {counter.reason} (docs/npu.md)")
 
 
 def _access(machine: ExaminedMachine, node: str) -> Finding:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le, Len
 
-from worker_node.core.types import NOT_MEASURED, Busy, Device
+from worker_node.core.types import NOT_MEASURED, Busy, Device, Energy
 from worker_node.engines.options import BlobOptions, EngineOptions, Option
 from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats, Failed, Outbox, Outcome
 from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
@@ -124,6 +124,7 @@ class _Open:
     device_tokens: float = 0.0
     busy_us: float | None = 0.0
     busy_shared: bool = False
+    energy: Energy = Energy(0.0)  # noqa: RUF009  (frozen)
 
 
 class RowRunner:
@@ -214,7 +215,7 @@ class RowRunner:
     ) -> Iterator[RowResult]:
         """Take in the output of a run (row i is that of `batch[i]`); yields the results of the completed jobs.
 
-        The run computed `tokens`, rows times padded length, and the NPU was `busy`.
+        The run computed `tokens`, rows times padded length, and took `busy`.
         """
         self._running -= len(batch)
         self._runs += 1
@@ -232,18 +233,20 @@ class RowRunner:
             job.device_tokens += tokens / len(batch)
             job.busy_us = None if job.busy_us is None or busy.us is None else job.busy_us + busy.us / len(batch)
             job.busy_shared |= busy.shared
+            job.energy = job.energy.plus(busy.energy.part(len(batch)))
             touched[waiting.job_id] = job
 
         for job_id, job in touched.items():
             if job.missing == 0 and job.vectors is not None and job.started is not None:
                 del self._open[job_id]
+                # Rounded down: the jobs of a run together must not claim more than it had.
+                busy_us = None if job.busy_us is None else int(job.busy_us + _ROUNDING)
                 yield RowResult(
                     job_id,
                     job.vectors.tobytes(),
                     job.started,
                     now - job.started,
-                    # Rounded down: the jobs of a run together must not claim more than it had.
-                    Busy(None if job.busy_us is None else int(job.busy_us + _ROUNDING), job.busy_shared),
+                    Busy(busy_us, job.busy_shared, job.energy),
                     round(job.device_tokens),
                     *self.throughput.take(),
                 )

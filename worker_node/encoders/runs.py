@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from worker_node.core.types import NOT_MEASURED, Busy
+from worker_node.core.types import Busy
 from worker_node.devices.blobs import brief
-from worker_node.devices.npu import OverlappingRuns
+from worker_node.devices.npu import OverlappingRuns, busy_meter
 from worker_node.encoders.jobs import RowResult, RowRunner
 from worker_node.engines.protocol import DeviceBroken, EngineSpec, EngineStats, Inbox, Outbox, OutcomeBatch, Running
 from worker_node.scheduling.texts import BatchLimits, Waiting
@@ -49,7 +49,7 @@ class OverlappingRunner(RowRunner):
         self._limits = limits
         self._static_rows = rows
         self._names: frozenset[str] = frozenset()
-        self._meter: OverlappingRuns | None = None
+        self._meter = OverlappingRuns(busy_meter(None, spec.energy_meter(), stand_in=False))
         self._active: list[Slot] = []
         self._said: list[int] = []
         self._failure: str | None = None
@@ -135,8 +135,7 @@ class OverlappingRunner(RowRunner):
         return slot
 
     def _start(self, slot: Slot) -> None:
-        if self._meter is not None:
-            self._meter.begin(slot)
+        self._meter.begin(slot)
         slot.started = time.monotonic()
         try:
             slot.request.start_async(slot.inputs)
@@ -167,7 +166,7 @@ class OverlappingRunner(RowRunner):
         self._active.remove(slot)
         slot.batch, slot.inputs = [], {}
         slot.home.append(slot)
-        return NOT_MEASURED if self._meter is None else self._meter.end(slot)
+        return self._meter.end(slot)
 
     def close(self) -> None:
         for slot in self._active:

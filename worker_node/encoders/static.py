@@ -66,7 +66,7 @@ class StaticEncoder(OverlappingRunner):
         options, emulated = self._options, self._spec.emulated
         core = ov.Core()
         require_npu(core, options.plugin_config, emulated=emulated)
-        meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
+        meter = busy_meter(options.busy_counter, self._spec.energy_meter(), stand_in=options.stand_in)
         self._meter = OverlappingRuns(meter)
         blobs = ModelBlobs(
             self._spec.model_id,

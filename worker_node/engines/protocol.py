@@ -13,11 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import msgspec
 
 from worker_node.core.types import Device
+from worker_node.devices.energy import EnergyMeter, energy_counter
 from worker_node.scheduling.prompts import J, JobQueue
 
 # Token ids and vectors travel as raw arrays, little-endian, never as lists of numbers: NumPy's names of these types,
@@ -34,7 +36,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
     `kind` is the task that the model is for, `runner` the class that runs it, as "module:class"; `options` are that
     runner's own. `loads` names files beside the model's own that it loads, for the error message if they kill it.
-    `nice` is added to the edge's own nice value.
+    `nice` is added to the edge's own nice value. `energy_sysfs` is read in place of /sys/class for the energy.
     """
 
     model_id: str
@@ -46,6 +48,12 @@ class EngineSpec(msgspec.Struct, frozen=True):
     emulated: bool = False
     loads: str | None = None
     nice: int = 0
+    energy_sysfs: str | None = None
+
+    def energy_meter(self) -> EnergyMeter:
+        """A meter for the energy of the engine's runs."""
+        sysfs = None if self.energy_sysfs is None else Path(self.energy_sysfs)
+        return EnergyMeter(energy_counter(self.device, emulated=self.emulated, sysfs=sysfs))
 
 
 class Job(Protocol):

@@ -96,6 +96,8 @@ def _read_npu(found: Readings, node: Node) -> None:
     busy_us, mhz = counters.busy_time_us.value, counters.frequency_mhz.value
     busy_s = None if busy_us is None else busy_us / 1e6
     found.counter("npu_device_busy_seconds", "NPU busy time by all of its users", busy_s, emulated=emulated)
+    joules = None if counters.energy_uj.value is None else counters.energy_uj.value / 1e6
+    found.counter("npu_device_joules", "Energy used by the NPU, for all of its users", joules, emulated=emulated)
     found.gauge("npu_memory_bytes", "NPU memory in use", counters.memory_bytes.value, emulated=emulated)
     hertz = None if mhz is None else mhz * 1e6
     found.gauge("npu_frequency_hertz", "Clock of the NPU now", hertz, emulated=emulated)

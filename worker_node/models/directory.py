@@ -384,7 +384,8 @@ _OTHER_CONFIGS = (TOKENIZER_CONFIG, GENERATION_CONFIG)
 # Where nncf and the conversions of this project note in a graph how its weights are stored.
 _TAIL_BYTES = 1 << 16
 _NOTE = re.compile(r'<(\w+) value="([^"]*)"')
-_WRITTEN_BY = re.compile(r'<Runtime_version value="([^"]*)"')
+# By the converter, and by whatever saved the graph.
+_WRITTEN_BY = re.compile(r'(?:<Runtime_version|name="OpenVINO Runtime") value="([^"]*)"')
 _RELEASE = re.compile(r"\d+\.\d+")
 
 
@@ -480,8 +481,8 @@ def runtime_problem(directory: Path, runtime: str) -> str | None:
     """
     ours = _RELEASE.match(runtime)
     for graph in sorted(directory.glob("*.xml")) if ours else ():
-        wrote = _WRITTEN_BY.search(_notes(graph))
-        if ours and wrote and version_in(wrote[1], f">{ours[0]}"):
-            theirs, own = (version.partition("-")[0] for version in (wrote[1], runtime))
-            return f"{graph} was written by OpenVINO {theirs}, and this node runs {own}, which may crash on it"
+        for wrote in _WRITTEN_BY.findall(_notes(graph)):
+            if ours and version_in(wrote, f">{ours[0]}"):
+                theirs, own = (version.partition("-")[0] for version in (wrote, runtime))
+                return f"{graph} was written by OpenVINO {theirs}, and this node runs {own}, which may crash on it"
     return None

@@ -354,6 +354,7 @@ def _placement(
         emulated=target.emulated,
         loads=None if blobs is None else f"the blobs in {blobs}",
         nice=machine.settings.engine_nice + (_NICE_BESIDE_CHATS if yields else 0),
+        energy_sysfs=None if machine.settings.energy_sysfs is None else str(machine.settings.energy_sysfs),
     )
     settings = machine.settings
     limits = EngineLimits(

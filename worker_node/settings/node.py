@@ -162,6 +162,11 @@ class NodeSettings(BaseSettings):
         description="directory of the NPU's counters; default: that of the device in /sys/class/accel with "
         "driver intel_vpu",
     )
+    energy_sysfs: Path | None = Field(
+        default=None,
+        description="directory with intel_pmt, powercap and power_supply, which say what answers cost; default: "
+        "/sys/class",
+    )
     passports: Path | None = Field(
         default=None,
         description="directory of the passports that npu-node certify writes, and of this node's key; default: "

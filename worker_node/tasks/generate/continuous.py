@@ -23,6 +23,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from worker_node.devices.npu import OverlappingRuns, busy_meter
 from worker_node.engines.options import options_in
 from worker_node.engines.protocol import (
     TOKEN_BYTES,
@@ -76,6 +77,7 @@ class ContinuousRunner:
         self._handles = itertools.count()
         self._steps = 0
         self._stepped = 0
+        self._meter = OverlappingRuns(busy_meter(None, spec.energy_meter(), stand_in=False))
 
     @property
     def has_work(self) -> bool:
@@ -159,6 +161,8 @@ class ContinuousRunner:
             # Only the first line: GenAI's messages go on with source positions, and may quote the configuration.
             emit(Failed(job.id, "invalid_request", str(error).strip().splitlines()[-1]))
             return 0
+        if prompt.begun is None:
+            self._meter.begin(job.id)
         if self._options.enable_prefix_caching and prompt.begun is None:
             self._prefixes.look_up(prompt.job.tokens)
             self._prefills.spared(prompt.job.prompt_tokens - prompt.left)
@@ -167,6 +171,7 @@ class ContinuousRunner:
 
     def cancel(self, job_id: int) -> None:
         self._queue.remove(job_id)
+        self._meter.end(job_id)
         running = self._running.pop(job_id, None)
         if running is None:
             return
@@ -208,6 +213,7 @@ class ContinuousRunner:
         began = time.monotonic()
         self._pipeline.step()
         seconds = time.monotonic() - began
+        self._meter.divide()
         self._steps += 1
         self._stepped += len(self._running)
         for running, tokens in zip(prompts, taken, strict=True):
@@ -227,6 +233,7 @@ class ContinuousRunner:
         if status == genai.GenerationStatus.IGNORED:
             del self._running[job_id]
             self._queue.remove(job_id)
+            self._meter.end(job_id)
             return Failed(job_id, "overloaded", "the KV cache is full; raise cache_size_gb or ask for less")
         if not running.whole:
             if running.part_is_computed():
@@ -254,6 +261,7 @@ class ContinuousRunner:
             # Nothing came after the last token.
             self._prefixes.computed(running.job.tokens + np.array(running.answer[:-1], TOKEN_DTYPE).tobytes())
             del self._running[job_id]
+        busy = self._meter.end(job_id) if finished else self._meter.so_far(job_id)
         prefilled, prefill_s = self._prefills.take()
         deltas.append(
             TokenDelta(
@@ -261,6 +269,7 @@ class ContinuousRunner:
                 tokens,
                 (finish or "length") if finished else finish,
                 started,
+                busy,
                 logprobs=logprobs or None,
                 at=at,
                 prefilled=prefilled,

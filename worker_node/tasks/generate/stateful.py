@@ -12,7 +12,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from worker_node.core.types import NOT_MEASURED, Busy
+from worker_node.core.types import Busy
 from worker_node.devices.blobs import (
     NPU,
     SMALL,
@@ -71,15 +71,12 @@ class PipelineRunner(SerialRunner[GenerateJob]):
 
     `generate` returns when the answer is complete; everything in between happens in the streamer, which GenAI calls for
     each token: it sends the token, takes in commands, and says whether to go on. The prefill cannot be interrupted.
-    A derived class loads `_pipeline` and `_defaults`; `_meter` is None where the device has no busy counter.
+    A derived class loads `_pipeline`, `_defaults` and `_meter`.
     """
 
     jobs = GenerateJob
     _defaults: genai.GenerationConfig
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._meter: BusyMeter | None = None
+    _meter: BusyMeter
 
     @abstractmethod
     def _generate(self, job: GenerateJob, streamer: TokenStreamer) -> Any:
@@ -123,23 +120,21 @@ class PipelineRunner(SerialRunner[GenerateJob]):
 
         def on_tokens(tokens: list[int]) -> bool:
             self._generated += len(tokens)
-            emit(Step([delta(tokens, NOT_MEASURED if meter is None else meter.so_far())]))
+            emit(Step([delta(tokens, meter.so_far())]))
             poll()
             return not self._cancelled and job.ends > time.monotonic()
 
         streamer = TokenStreamer(on_tokens)
         emit(NativeCall("prefill", job.prompt_tokens, [job.id]))
-        if meter is not None:
-            meter.begin()
+        meter.begin()
         try:
             result = self._generate(job, streamer)
         except RuntimeError as error:
             failed = self._failure(job, error)
-            if meter is not None:
-                meter.end()
+            meter.end()
             emit(failed)
             return
-        busy = NOT_MEASURED if meter is None else meter.end()
+        busy = meter.end()
         if streamer.failure is not None:
             raise streamer.failure
         if self._cancelled:
@@ -194,7 +189,7 @@ class StatefulRunner(PipelineRunner):
         options, emulated = self._options, self._spec.emulated
         core = ov.Core()
         require_npu(core, options.plugin_config, emulated=emulated)
-        self._meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
+        self._meter = busy_meter(options.busy_counter, self._spec.energy_meter(), stand_in=options.stand_in)
         blobs = ModelBlobs(
             self._spec.model_id, Path(self._spec.path), [_BLOB], options.compiled_in(), emulated, genai.get_version()
         )

@@ -82,8 +82,8 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
             cache = {"CACHE_DIR": options.cache_dir} if options.cache_dir else {}
             properties |= cache | options.plugin_config
 
-        # Other devices have no counter, so nothing is measured on them.
-        self._meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
+        # Other devices have no busy counter.
+        self._meter = busy_meter(options.busy_counter, self._spec.energy_meter(), stand_in=options.stand_in)
 
         # Word times need another form of the decoder, which is as fast (docs/performance.md).
         self._pipeline = genai.WhisperPipeline(self._spec.path, device, word_timestamps=True, **properties)

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.passports import certify
 from worker_node.cli.main import build_parser
@@ -18,7 +20,7 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.devices import compile_cache
 from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, InstalledModel
+from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, InstalledModel, runtime_problem
 from worker_node.models.store import ModelStore
 from worker_node.serving import build
 from worker_node.serving.build import Machine, build_model, installed_model
@@ -147,8 +149,9 @@ def test_weights_that_an_npu_computes_slowly_are_noted_and_served(built):
     ],
 )
 @pytest.mark.parametrize("graph", [MODEL_FILE, "openvino_tokenizer.xml"])
-def test_a_model_that_a_newer_openvino_wrote_is_refused_with_both_versions(built, graph, wrote, refused):
-    (built.path / graph).write_text(f'<net><rt_info><Runtime_version value="{wrote}" /></rt_info></net>')
+@pytest.mark.parametrize("note", ["Runtime_version", 'info name="OpenVINO Runtime"'])
+def test_a_model_that_a_newer_openvino_wrote_is_refused_with_both_versions(built, graph, note, wrote, refused):
+    (built.path / graph).write_text(f'<net><rt_info><{note} value="{wrote}" /></rt_info></net>')
     if not refused:
         assert built.placements()
         return
@@ -157,6 +160,20 @@ def test_a_model_that_a_newer_openvino_wrote_is_refused_with_both_versions(built
     assert f"{built.path / graph} was written by OpenVINO {wrote.partition('-')[0]}" in raised.value.message
     assert "this node runs 2026.4" in raised.value.message
     assert built.placements(allow_known_bad=True)
+
+
+NUMBERS = st.integers(min_value=0, max_value=2100)
+VERSIONS = st.tuples(NUMBERS, NUMBERS, NUMBERS)
+
+
+@given(wrote=VERSIONS, runs=VERSIONS, build=st.sampled_from(["", "-22219-abc", "-23001-f1e2-releases/2026/5"]))
+def test_a_graph_is_newer_by_year_and_number_alone(tmp_path_factory, wrote, runs, build):
+    directory = tmp_path_factory.getbasetemp() / "graphs"
+    directory.mkdir(exist_ok=True)
+    note = ".".join(map(str, wrote)) + build
+    (directory / MODEL_FILE).write_text(f'<rt_info><Runtime_version value="{note}" /></rt_info>')
+    problem = runtime_problem(directory, ".".join(map(str, runs)) + build)
+    assert (problem is not None) == (wrote[:2] > runs[:2])
 
 
 def test_admission_expects_the_rates_that_a_passport_has_measured(built, tmp_path):

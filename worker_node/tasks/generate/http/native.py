@@ -75,8 +75,7 @@ class _Native(Renderer):
                 **timing_ms(finished.timing, "total"),
                 "generate": round(finished.timing.inference, 3),
             },
-            "npu_busy_delta_us": finished.busy.us,
-            **busy_fields(finished.busy),
+            **busy_fields(finished.busy, whole=True),
         }
         if route.emulated:
             done["emulated"] = True
@@ -91,6 +90,7 @@ class Inference(Reply):
     usage: dict[str, int]
     timing_ms: dict[str, float | None]
     npu_busy_delta_us: int | None
+    joules: float | None
 
 
 OPERATIONS = (generation_route("/inference", _parse, "Generate text", Inference, InferenceBody),)
