@@ -44,7 +44,7 @@ HUNG_S = 3600
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A model with options of `[[models]]` and `properties` of its placement, compiled for each of `platforms`.
+    """A model with options of `[[models]]`, compiled for each of `platforms`.
 
     A `small` one is compiled in CI, too. A compile has not finished after `limit_s` seconds of CPU time. `exported`: as
     `npu-node compile` does it.
@@ -53,7 +53,6 @@ class Row(msgspec.Struct, frozen=True):
     name: str
     model: str
     options: dict[str, Any] = {}
-    properties: dict[str, str] = {}
     small: bool = False
     exported: bool = False
     limit_s: int = 600
@@ -85,13 +84,7 @@ ROWS = (
         Row(f"embeddings, {n} tokens", EMBEDDER, {"npu_buckets": [n]}, small=n in {32, 256})
         for n in (16, 24, 32, 64, 128, 256)
     ),
-    Row(
-        "embeddings, 256 tokens, with the weights",
-        EMBEDDER,
-        {"npu_buckets": [256]},
-        {"ENABLE_WEIGHTLESS": "NO", "CACHE_MODE": "OPTIMIZE_SPEED"},
-        platforms=("4000", "5010"),
-    ),
+    Row("embeddings, 256 tokens, one run at a time", EMBEDDER, {"npu_buckets": [256], "infer_requests": 1}),
     Row("embeddings, 32 tokens, 8 texts", EMBEDDER, {"npu_buckets": [32], "npu_batch_size": 8}),
     Row(
         "embeddings, 256 tokens, 64 texts",
@@ -131,7 +124,6 @@ def compile_row(installation: Windows, row: Row, platforms: Sequence[str]) -> di
             "model": row.model,
             "store": windows_path(store),
             "options": row.options | _path_of(store / row.model),
-            "properties": row.properties,
             "platforms": platforms,
             "out": f"C:\\{Path(room).name}",
             "exported": row.exported,
@@ -278,7 +270,7 @@ def packaged(results: Mapping[str, Mapping[str, Result]]) -> bytes:
     found = []
     for row in ROWS:
         entry, lengths = Catalog.load().find(row.model), {"npu_buckets", "max_prompt_len"}
-        if entry is None or row.exported or row.properties or not row.options or not row.options.keys() <= lengths:
+        if entry is None or row.exported or not row.options or not row.options.keys() <= lengths:
             continue
         (length,) = row.options.values()
         tokens = length if isinstance(length, int) else length[0]

@@ -267,7 +267,7 @@ class Certification:
                 speeds.append((len(times) - 1) / max(1e-6, times[-1] - times[0]))
         self.rates["tokens_per_s"] = _rate(statistics.median(speeds)) if speeds else None
         self.rates["prompt_tokens_per_s"] = _rate(lengths[-1] / first[-1])
-        values = {"lengths": lengths, "first_token_s": [round(seconds, 3) for seconds in first], **self.rates}
+        values: Json = {"lengths": lengths, "first_token_s": [round(seconds, 3) for seconds in first], **self.rates}
         said = f"first token after {first[0]:.2f} s ({lengths[0]} tokens) to {first[-1]:.2f} s ({lengths[-1]} tokens)"
         same = [each for each in self._predictions if each.tokens == self._prompt_limit]
         expected = Expectation.of(same[0].tokens_per_s if same else None, "tokens per second")
