@@ -34,7 +34,8 @@ def main(job):
 def compile_for(platform, job):
     out = Path(job["out"]) / platform
     out.mkdir()
-    runner = make_runner(spec_of(platform, out, job))
+    spec = spec_of(platform, out, job)
+    runner = make_runner(spec)
     began = time.process_time()
     try:
         runner.load()
@@ -42,7 +43,8 @@ def compile_for(platform, job):
     except Exception as error:  # noqa: BLE001  (whatever the compiler raises is the result)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         problem = None if lines and lines[-1] in NO_DEVICE else " | ".join(lines)[-800:]
-    return {"cpu_s": round(time.process_time() - began, 1), "problem": problem}
+    lengths = {name: spec.options.get(name) for name in ("max_prompt_len", "prefill_hint", "prefill_chunk_size")}
+    return {"cpu_s": round(time.process_time() - began, 1), "problem": problem, "engine": lengths}
 
 
 def spec_of(platform, out, job):

@@ -99,7 +99,7 @@ ROWS = (
         Row(f"chat, prompts of {n}", GENERATOR, {"max_prompt_len": n}, small=n == 1024)
         for n in (1024, 2048, 4096, 8192)
     ),
-    Row("chat, prompts of 1024, chunks of 256", GENERATOR, {"max_prompt_len": 1024, "prefill_chunk_size": 256}),
+    Row("chat, prompts of 1024, no prefix cache", GENERATOR, {"max_prompt_len": 1024, "enable_prefix_caching": False}),
     Row("chat, prompts of 2048, STATIC", GENERATOR, {"max_prompt_len": 2048, "prefill_hint": "STATIC"}),
     Row("chat, prompts of 1024, FAST_COMPILE", GENERATOR, {"max_prompt_len": 1024, "generate_hint": "FAST_COMPILE"}),
     Row(
@@ -110,7 +110,17 @@ ROWS = (
         platforms=("4000",),
     ),
     *(Row(f"chat, prompts of 1024, {form}", f"{GENERATOR}-{form}", {"max_prompt_len": 1024}) for form in FORMS),
+    *(
+        Row(f"chat, prompts of 4096, {hint}", GENERATOR, {"max_prompt_len": 4096, "prefill_attention_hint": hint})
+        for hint in ("STATIC", "DYNAMIC")
+    ),
+    Row(
+        "chat, prompts of 4096, tokens PYRAMID",
+        GENERATOR,
+        {"max_prompt_len": 4096, "generate_attention_hint": "PYRAMID"},
+    ),
     Row("speech", SPEECH),
+    Row("speech, times of words", SPEECH, {"word_timestamps": True}),
     Row("vision", VISION, {"max_prompt_len": 1024}),
 )
 
@@ -147,7 +157,7 @@ def _result(row: Row, line: Mapping[str, Any], out: Path, store: Path) -> Result
     if line["problem"] is not None or not binaries:
         return Result(problem=line["problem"] or "no binary was written", cpu_s=line["cpu_s"])
     parts = runs([part for binary in binaries for part in parts_of(binary)])
-    ms, tokens_per_s = _predicted(parts, row, store)
+    ms, tokens_per_s = _predicted(parts, line["engine"], store / row.model)
     return Result(
         cpu_s=line["cpu_s"],
         mb=round(sum(map(len, binaries)) / 1e6, 1),
@@ -163,23 +173,23 @@ def _path_of(directory: Path) -> dict[str, str]:
     return {} if (directory / MANIFEST_FILE).is_file() else {"path": windows_path(directory)}
 
 
-def _predicted(parts: list[Part], row: Row, store: Path) -> tuple[Times, Times | None]:
-    config = peek_config(store / row.model / "config.json")
+def _predicted(parts: list[Part], engine: Mapping[str, Any], directory: Path) -> tuple[Times, Times | None]:
+    config = peek_config(directory / "config.json")
     layers = config.get("num_hidden_layers") or config.get("text_config", {}).get("num_hidden_layers", 0)
     decoder = Decoder.of(parts, layers)
     others = [part for part in parts if decoder is None or part not in decoder.parts()]
     ms = sum(part.slow_ms for part in others), sum(part.fast_ms for part in others)
     if decoder is None:
         return ms, None
-    prompt = decoder.prompt(_chunks(row.options))
+    prompt = decoder.prompt(_chunks(engine))
     slow, fast = decoder.token()
     return (ms[0] + prompt[0], ms[1] + prompt[1]), _rounded((1e3 / slow, 1e3 / fast))
 
 
 def _chunks(options: Mapping[str, Any]) -> int:
-    """In how many steps a prompt that fills its window is computed; OpenVINO's own chunks have 1,024 tokens."""
-    window = options.get("max_prompt_len", 0)
-    chunk = window if options.get("prefill_hint") == "STATIC" else options.get("prefill_chunk_size", 1024)
+    """In how many steps the engine computes a prompt that fills its window; OpenVINO's own chunks have 1,024 tokens."""
+    window = options.get("max_prompt_len") or 0
+    chunk = window if options.get("prefill_hint") == "STATIC" else options.get("prefill_chunk_size") or 1024
     return max(1, -(-window // max(1, chunk)))
 
 
@@ -187,9 +197,14 @@ def _rounded(times: Times) -> Times:
     return round(times[0], 2), round(times[1], 2)
 
 
+def model_store() -> Path:
+    """The user's store, which has the embedded models."""
+    return ModelStore(Path(USERS_STORE)).root
+
+
 def store_with(model: str) -> Path:
     """The store that has it: the user's for the embedded ones, else one that is made once."""
-    embedded = ModelStore(Path(USERS_STORE))
+    embedded = ModelStore(model_store())
     made_by = _recipe("tests/support", "worker_node/models/convert")
     if model in {EMBEDDER, GENERATOR}:
         return embedded.root

@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.wine.npu_compiler import ROWS, SMALL, compile_row, differences, read_known
-from tests.wine.windows import windows
+from tests.wine.npu_compiler import EMBEDDER, ROWS, SMALL, compile_row, differences, model_store, read_known
+from tests.wine.windows import windows, windows_path
+from worker_node.devices.blobs import read_record
 
 CASES = [
     *((row, [name for name in row.platforms if name in SMALL]) for row in ROWS if row.small),
@@ -24,3 +25,18 @@ def test_what_a_node_sends_compiles_as_well_as_it_did(installation, row, platfor
     known = read_known().get(row.name, {})
     worse = {name: differences(row.name, known.get(name), result) for name, result in found.items()}
     assert not any(worse.values()), worse
+
+
+@pytest.mark.timeout(600)
+def test_a_machine_without_an_npu_compiles_for_one_and_does_not_call_it_proven(installation, tmp_path):
+    settings = tmp_path / "node.toml"
+    settings.write_text(f'[[models]]\nname = "{EMBEDDER}"\nnpu_buckets = [32]\n')
+    store, out = windows_path(model_store()), windows_path(tmp_path / "blobs")
+    command = ["-m", "worker_node", "compile", EMBEDDER, "--platform", "4000", "--out", out]
+    done = installation.run(*command, "--config", windows_path(settings), "--model-store", store)
+    assert "NOT PROVEN: no NPU 4000 has run it" in done.stdout, done.stdout
+    record = read_record(tmp_path / "blobs")
+    assert (record.proven, record.origin["architecture"], record.origin["driver"]) == (False, "4000", None)
+    assert "npu=4000" in record.requirements["32-tokens.blob"]
+    # The weights, 45 MB, are left out.
+    assert (tmp_path / "blobs" / "32-tokens.blob").stat().st_size < 3e6

@@ -260,8 +260,9 @@ class Certification:
         lengths = inputs.lengths(max(inputs.LENGTHS[0], min(self._window, self.limit or self._window) - 16), 5)
         first, speeds = [], []
         for length in lengths:
-            # Another prompt than that of the agreement: a prefix cache would answer at once.
-            times = self.node.stream(inputs.prompt(length, 3, self.node.tokenize), 16)
+            # It begins as no other prompt does: a prefix cache would answer at once.
+            begun = self.node.tokenize(f"Prompt {length}:")[:length]
+            times = self.node.stream(begun + inputs.prompt(length, 3, self.node.tokenize)[len(begun) :], 16)
             first.append(times[0])
             if len(times) > 2:
                 speeds.append((len(times) - 1) / max(1e-6, times[-1] - times[0]))

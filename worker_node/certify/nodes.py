@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from worker_node.core.errors import NodeError
 from worker_node.core.operating_system import tethered
+from worker_node.devices.npu import MOST_PROMPT_TOKENS
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 Json = dict[str, Any]
@@ -66,9 +67,10 @@ class RunningNode:
         self, model: ModelSettings, place: PlacementSettings, settings: NodeSettings, say: Callable[[str], None]
     ) -> None:
         wanted = model.model_dump(mode="json", exclude_unset=True, exclude={"options", "idle_unload_s", "placements"})
-        wanted |= {**model.options, "placements": [place.model_dump(mode="json", exclude_unset=True)]}
+        wanted |= {**model.examined_options(), "placements": [place.model_dump(mode="json", exclude_unset=True)]}
         shared = settings.model_dump(mode="json", include=set(_SHARED), exclude_none=True)
-        given = {**shared, **_OWN, "models": [wanted]}
+        # What is proven here is how long prompts may be.
+        given = {"npu_token_limit": MOST_PROMPT_TOKENS, **shared, **_OWN, "models": [wanted]}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_VARIABLES)}
         self._environment = {**inherited, "NPU_NODE_CONFIG": ""} | {
             f"NPU_NODE_{name.upper()}": value if isinstance(value, str) else json.dumps(value, default=str)

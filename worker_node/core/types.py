@@ -44,7 +44,7 @@ RouteReason = Literal[
     "model_loading",
 ]
 # What not every placement can do, by the name of the request's parameter.
-Feature = Literal["n", "logprobs", "beam_search", "language_detection"]
+Feature = Literal["n", "logprobs", "beam_search", "language_detection", "word_timestamps"]
 NOTHING: frozenset[Feature] = frozenset()
 
 
@@ -140,11 +140,15 @@ NOT_MEASURED = Busy()
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens in and out, as the model's own tokenizer counts them; `reasoning_tokens` are among those out."""
+    """Tokens in and out, as the model's own tokenizer counts them; `reasoning_tokens` are among those out.
+
+    `cached_tokens` of the prompt's were in the prefix cache; None where that is not known.
+    """
 
     prompt_tokens: int
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ RELOAD_DRIVER = (
     if WINDOWS
     else "sudo rmmod intel_vpu; sudo modprobe intel_vpu"
 )
+# The largest window of a language model that Intel shows on an NPU.
+MOST_PROMPT_TOKENS = 16_384
 # The driver marks the device idle a moment after the result is there, and both clocks are read one after the other.
 TOLERANCE_US = 1_000
 

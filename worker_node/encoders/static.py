@@ -14,14 +14,15 @@ from pathlib import Path
 import openvino as ov
 
 from worker_node.devices.blobs import (
-    NPU,
     SMALL,
     ModelBlobs,
     brief,
+    compile_encoder,
     describe_npu,
     import_encoder,
     npu_properties,
     require_npu,
+    requirements_of,
 )
 from worker_node.devices.npu import OverlappingRuns, busy_meter
 from worker_node.encoders.jobs import RowJob, StaticEncoderOptions
@@ -65,7 +66,7 @@ class StaticEncoder(OverlappingRunner):
         began = time.monotonic()
         options, emulated = self._options, self._spec.emulated
         core = ov.Core()
-        require_npu(core, options.plugin_config, emulated=emulated)
+        require_npu(core, options.compiler_config, emulated=emulated)
         meter = busy_meter(options.busy_counter, self._spec.energy_meter(), stand_in=options.stand_in)
         self._meter = OverlappingRuns(meter)
         blobs = ModelBlobs(
@@ -74,10 +75,13 @@ class StaticEncoder(OverlappingRunner):
             [_blob(length) for length in options.npu_buckets],
             options.compiled_in(),
             emulated,
+            platform=options.platform,
         )
         for length, compiled in self._models(core, blobs):
-            self._names = frozenset(port.any_name for port in compiled.inputs)
             self._compiled[length] = compiled
+            if options.platform is not None:
+                continue  # no device is here to run it
+            self._names = frozenset(port.any_name for port in compiled.inputs)
             self.new_slot(compiled.create_infer_request, self._idle.setdefault(length, []))
         recommended = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         self._at_once = max(1, options.infer_requests or recommended)
@@ -108,20 +112,23 @@ class StaticEncoder(OverlappingRunner):
             return
 
         config = npu_properties(
-            emulated=self._spec.emulated, cache_dir=options.cache_dir, plugin_config=options.plugin_config, **hint
+            emulated=self._spec.emulated, cache_dir=options.cache_dir, plugin_config=options.compiler_config, **hint
         )
+        if options.export_blobs is not None:
+            config |= SMALL
+        requirements: dict[str, str] = {}
         for length in options.npu_buckets:
             model = core.read_model(Path(self._spec.path) / "openvino_model.xml")
             model.reshape({port.any_name: [options.npu_batch_size, length] for port in model.inputs})
-            if options.export_blobs is None:
-                yield length, core.compile_model(model, NPU, config)
-                continue
-            compiled = core.compile_model(model, NPU, config | SMALL)
-            (Path(options.export_blobs) / _blob(length)).write_bytes(compiled.export_model().getbuffer())
+            compiled = compile_encoder(core, model, config, emulated=self._spec.emulated)
+            if options.export_blobs is not None:
+                (Path(options.export_blobs) / _blob(length)).write_bytes(compiled.export_model().getbuffer())
+                if (needs := requirements_of(compiled)) is not None:
+                    requirements[_blob(length)] = needs
             yield length, compiled
 
         if options.export_blobs is not None:
-            blobs.written(core, Path(options.export_blobs))
+            blobs.written(core, Path(options.export_blobs), requirements)
 
     def step(self, emit: Outbox, poll: Inbox) -> None:
         longest = self._options.npu_buckets[-1]

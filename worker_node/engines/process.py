@@ -71,6 +71,8 @@ _LOST = "{}: {}; the request can be sent again"
 
 # Examines an engine process by a known question; raises CanaryFailed.
 Canary = Callable[[JobEngine], Awaitable[None]]
+# Fills the prefix cache of an engine process that serves already.
+Prewarm = Callable[[JobEngine], Awaitable[None]]
 # What a canary gives an engine to answer.
 CANARY_TIMEOUT_S = 120.0
 

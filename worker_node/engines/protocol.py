@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
 
 import msgspec
 
@@ -366,7 +366,8 @@ class EngineStatus:
     the engine is being started for that reason, and requests wait for it. `loaded` is what the last process that was
     ready reported, None before; `proven_at` (`time.time()`) when a canary last passed, None after one that failed.
     `stale`: the model's files have changed since the engine was made, and it does not load them. `shapes` counts the
-    static shapes that its processes loaded, by their origin: `compiled` or `imported`.
+    static shapes that its processes loaded, by their origin: `compiled` or `imported`. `prewarm` says how far the
+    present process is with what the settings name for its prefix cache; None where they name nothing.
     """
 
     state: EngineState
@@ -383,6 +384,7 @@ class EngineStatus:
     stale: bool = False
     recycles: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, int] = field(default_factory=dict)
+    prewarm: Literal["running", "done", "failed"] | None = None
 
     @property
     def returns(self) -> bool:

@@ -213,6 +213,7 @@ def describe_placement(placement: Placement) -> dict[str, Any]:
         "pid": status.pid,
         "restarts": status.restarts,
         "canary": canary,
+        "prewarm": status.prewarm,
         **_certification(placement),
         "notes": placement.notes,
         "faults": placement.faults,

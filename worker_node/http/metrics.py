@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from worker_node import __version__
 from worker_node.core.types import Device, Priority
-from worker_node.devices.memory import process_use
+from worker_node.devices.memory import npu_memory, process_use
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http.context import NODE
 from worker_node.http.health import STATUSES, device_list, node_status
@@ -160,6 +160,8 @@ def _read_process(found: Readings, placement: Placement, by: dict[str, str]) -> 
         text = "Static shapes of a model that engine processes imported from blobs, or compiled (or cached)"
         for origin in _SHAPE_ORIGINS:
             found.counter("loaded_shapes", text, status.shapes.get(origin, 0), **by, origin=origin)
+        held = None if status.pid is None else npu_memory(status.pid)
+        found.gauge("engine_npu_memory_bytes", "NPU memory that the engine process holds", held, **by)
     if status.pid is not None and (use := process_use(status.pid)) is not None:
         found.gauge("engine_resident_memory_bytes", "Resident memory of the engine process", use.resident, **by)
         found.gauge("engine_open_fds", "Open file descriptors of the engine process", use.files, **by)

@@ -1,4 +1,4 @@
-"""Which models are kept away from a real NPU: known-bad families, and weights in forms that break it."""
+"""What is known of models on real NPUs: which are kept away, and how long prompts may be."""
 
 from __future__ import annotations
 
@@ -96,11 +96,30 @@ def _weights_problem(mode: str, group: str | None, ratio: str | None) -> str | N
     return None
 
 
-@cache
+# Above about 2,000 tokens NPUs have answered garbage without an error (openvino.genai#3255).
+CAREFUL_PROMPT_TOKENS = 1800
+
+
+def known_prompt_limit(installed: InstalledModel, architecture: str, openvino: str | None) -> tuple[int, str]:
+    """Tokens of the longest prompt that an NPU of this architecture is known to answer, and who says so."""
+    noted = noted_compression(installed.path / MODEL_FILE)
+    group = noted.get("group_size", "unknown")
+    best = CAREFUL_PROMPT_TOKENS, "openvino.genai#3255"
+    for row in _rows("prompt_limits.toml", "prompt_limit"):
+        fits = row["architecture"] == architecture and version_in(openvino or "", row["openvino"])
+        if fits and installed.quantization == row["weights"] and group == row["groups"] and row["tokens"] > best[0]:
+            best = row["tokens"], row["source"]
+    return best
+
+
 def _known_bad() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = tomllib.loads(
-        files("worker_node.models").joinpath("known_bad.toml").read_text(encoding="utf-8")
-    )["known_bad"]
+    return _rows("known_bad.toml", "known_bad")
+
+
+@cache
+def _rows(file: str, table: str) -> list[dict[str, Any]]:
+    text = files("worker_node.models").joinpath(file).read_text(encoding="utf-8")
+    rows: list[dict[str, Any]] = tomllib.loads(text)[table]
     return rows
 
 

@@ -18,6 +18,7 @@ from worker_node.devices.npu import (
     Utilisation,
     busy_meter,
     find_npu,
+    frequency_limits,
     npu_source,
     stand_in_counter,
     version_in,
@@ -235,3 +236,32 @@ def test_memory_and_frequency_are_read_once_a_second_and_a_suspended_device_has_
     assert source.read().busy_time_us.value == source.busy_time().value == 1400, "a proof needs it as it is now"
     now[0] += 0.1
     assert source.read().frequency_mhz.value == 1400
+
+
+def test_frequencies_are_read_where_kernel_7_2_has_them_and_else_by_their_older_names(tmp_path):
+    now = [100.0]
+    source = NpuSource(False, tmp_path / "npu_busy_time_us", stand_in=False, clock=lambda: now[0])
+    unknown = dict.fromkeys(("min", "efficient", "max", "set_min", "set_max"))
+    assert frequency_limits(tmp_path) == unknown
+    (tmp_path / "npu_current_frequency_mhz").write_text("900\n")
+    (tmp_path / "npu_max_frequency_mhz").write_text("1400\n")
+    assert frequency_limits(tmp_path) == unknown | {"max": 1400}
+    assert (source.read().frequency_mhz.value, source.read().max_frequency_mhz.value) == (900, 1400)
+
+    (tmp_path / "freq").mkdir()
+    for name, mhz in (("hw_min", 333), ("hw_efficient", 700), ("hw_max", 1950), ("current", 0), ("set_max", 1000)):
+        (tmp_path / "freq" / f"{name}_freq").write_text(f"{mhz}\n")
+    now[0] += 1.0
+    assert (source.read().frequency_mhz.value, source.read().max_frequency_mhz.value) == (0, 1950)
+    assert frequency_limits(tmp_path) == {"min": 333, "efficient": 700, "max": 1950, "set_min": None, "set_max": 1000}
+
+
+def test_the_sources_energy_is_in_microjoules_or_has_a_reason(tmp_path):
+    region = tmp_path / "intel_pmt" / "telem1"
+    region.mkdir(parents=True)
+    (region / "guid").write_text("0x3072005\n")
+    (region / "telem").write_bytes(bytes(0x5D0) + (16384 * 3).to_bytes(4, "little"))
+    with npu_source(None, emulated=True, energy_sysfs=tmp_path) as source:
+        assert source.read().energy_uj == Reading(3_000_000)
+        (region / "telem").unlink()
+        assert source.read().energy_uj == Reading(None, f"{region / 'telem'} cannot be read")

@@ -454,3 +454,41 @@ def test_a_device_that_cannot_be_opened_is_not_usable_whatever_its_rights_say(tm
 
     monkeypatch.setattr("worker_node.doctor.checks.os.open", forbidden)
     assert not machine.may_use("dev/accel/accel0")
+
+
+def supplied(root, name, **values):
+    for file, value in values.items():
+        write(root, f"sys/class/power_supply/{name}/{file}", f"{value}\n")
+
+
+def test_a_battery_and_an_adapter_that_is_too_weak_are_warnings(good):
+    supplied(good.root, "BAT0", type="Battery", status="Discharging")
+    assert list(good.wrong()) == ["power-source"]
+    supplied(good.root, "dock", type="USB", online=1, voltage_max=20_000_000, current_max=3_000_000)
+    warning = good.wrong()["power-source"]
+    assert warning.found == "the battery discharges although an adapter of 60 W is connected"
+    supplied(good.root, "BAT0", status="Charging")
+    assert not good.wrong()
+    assert [finding.found for finding in good.examine() if finding.id == "power-source"] == ["an adapter of 60 W"]
+
+
+def test_a_frequency_that_was_limited_is_a_warning_with_its_fix(good):
+    freq = "sys/class/accel/accel0/device/freq"
+    write(good.root, f"{freq}/hw_max_freq", "1950\n")
+    write(good.root, f"{freq}/set_max_freq", "1950\n")
+    assert not good.wrong()
+    write(good.root, f"{freq}/set_max_freq", "700\n")
+    warning = good.wrong()["npu-frequency"]
+    assert "max 1950, set_max 700" in warning.found
+    assert warning.fix.startswith("echo 1950 | sudo tee ")
+
+
+def test_whether_replies_will_name_joules_is_said_and_no_fault(good):
+    def said():
+        return next(finding.found for finding in good.examine() if finding.id == "energy-counter")
+
+    assert "the kernel needs intel_pmt_telemetry" in said()
+    write(good.root, "sys/class/intel_pmt/telem1/guid", "0x3072005\n")
+    write(good.root, "sys/class/intel_pmt/telem1/telem", " " * 3352)
+    assert said().endswith("can be read: replies name the joules of the NPU")
+    assert not good.wrong()

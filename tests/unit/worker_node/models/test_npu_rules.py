@@ -11,7 +11,7 @@ from worker_node.core.types import ModelKind
 from worker_node.devices.npu import version_in
 from worker_node.models import npu_rules
 from worker_node.models.directory import MODEL_FILE, InstalledModel
-from worker_node.models.npu_rules import devices_for, doubts_on_npu, problem_on_npu
+from worker_node.models.npu_rules import devices_for, doubts_on_npu, known_prompt_limit, problem_on_npu
 
 
 @pytest.fixture
@@ -168,3 +168,28 @@ def test_encoders_may_have_any_weights_and_files_that_say_nothing_are_no_problem
 )
 def test_the_column_of_the_catalog_follows_the_rules(capabilities, weights, taken):
     assert ("NPU" in devices_for(capabilities, weights)) == taken
+
+
+CHANNEL_WISE = '<mode value="int4_sym" /><group_size value="-1" /><ratio value="1.0" />'
+
+
+@pytest.mark.parametrize(
+    ("architecture", "openvino", "noted", "quantization", "tokens"),
+    [
+        ("5010", "2026.4.1-1234-release", CHANNEL_WISE, "int4_sym", 16_000),
+        ("5010", "2026.3.0", CHANNEL_WISE, "int4_sym", 8000),
+        ("5010", "2026.2.1", CHANNEL_WISE, "int4_sym", 1800),
+        ("5010", "2026.4.1", CHANNEL_WISE.replace("-1", "128"), "int4_sym", 1800),
+        ("5010", "2026.4.1", "", "unknown", 1800),
+        ("5010", "2026.4.1", CHANNEL_WISE, "int8_sym", 1800),
+        ("5010", None, CHANNEL_WISE, "int4_sym", 1800),
+        ("3720", "2026.4.1", CHANNEL_WISE, "int4_sym", 1800),
+        ("unknown", "2026.4.1", CHANNEL_WISE, "int4_sym", 1800),
+    ],
+)
+def test_long_prompts_are_known_to_be_right_on_what_others_ran_alone(
+    model, architecture, openvino, noted, quantization, tokens
+):
+    found, source = known_prompt_limit(model(noted=noted, quantization=quantization), architecture, openvino)
+    assert found == tokens
+    assert source

@@ -23,7 +23,7 @@ from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, InstalledModel, runtime_problem
 from worker_node.models.store import ModelStore
 from worker_node.serving import build
-from worker_node.serving.build import Machine, build_model, installed_model
+from worker_node.serving.build import Machine, build_model, identity_of, installed_model
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.generate import building
 
@@ -66,7 +66,19 @@ def test_the_npus_engine_keeps_what_it_compiles_and_the_cpus_has_nothing_to_keep
     cache = Path(on_npu.engine.spec.options["cache_dir"])
     assert cache.is_dir()
     assert cache.parent == built.root / "m"
-    assert json.loads((cache / compile_cache.KEY_FILE).read_bytes())["driver"] == "1.32"
+    assert json.loads((cache / compile_cache.KEY_FILE).read_bytes())["compiler"] == DRIVER["NPU_COMPILER_VERSION"]
+
+
+def test_a_new_driver_with_the_same_compiler_keeps_what_was_compiled(built):
+    def cache(**versions):
+        devices = (DeviceInfo("NPU", DRIVER | versions),)
+        built.machine = replace(built.machine, probe=Probe(devices, "2026.4"))
+        return built.cache()
+
+    first = cache(NPU_COMPILER_VERSION="8")
+    assert cache(NPU_COMPILER_VERSION="8", NPU_DRIVER_VERSION="9.9") == first
+    assert cache(NPU_COMPILER_VERSION="9") != first
+    assert not first.exists()
 
 
 def test_the_load_of_a_compile_for_the_npu_is_cold_until_something_compiled_is_kept(built):
@@ -104,11 +116,16 @@ def test_a_cache_that_cannot_be_written_leaves_a_note_and_no_cache(built):
 def test_the_memory_of_a_longer_prompt_is_logged_at_start_up(built, caplog):
     caplog.set_level(logging.WARNING, build.__name__)
     on_npu, on_cpu = built.placements(max_prompt_len=2048)
-    # Keys and values of 30 layers, 3 heads of 64, in two bytes, for 2048 + 128 tokens: 47.8 MiB.
-    note = "max_prompt_len 2048 makes a static KV cache of 2176 tokens: 48 MiB of memory"
-    assert (on_npu.notes, on_cpu.notes) == ((note,), ())
+    # Four times keys and values of 30 layers, 3 heads of 64, in two bytes, for 2048 + 128 tokens (191 MiB), and the
+    # scores of 30 layers, 9 heads, in four bytes, for 512 tokens of a chunk and 2048 of the window (1080 MiB).
+    note = "max_prompt_len 2048 makes static shapes of 2176 tokens: 1271 MiB of memory"
+    careful = (
+        "prompts of more than 1800 tokens do not go there: no more is known to be right (openvino.genai#3255); "
+        "npu-node certify can prove more"
+    )
+    assert (on_npu.notes, on_cpu.notes) == ((note, careful), ())
     own = [record.getMessage() for record in caplog.records if record.name.startswith("worker_node.")]
-    assert own == [f"m on NPU: {note}"]
+    assert own == [f"m on NPU: {note}", f"m on NPU: {careful}"]
 
 
 def test_the_command_that_is_named_pulls_the_model_into_the_store_of_the_node(tmp_path):
@@ -184,6 +201,39 @@ def test_admission_expects_the_rates_that_a_passport_has_measured(built, tmp_pat
     assert on_npu.admission.prefill_rate.seconds(1000) == pytest.approx(5)
     assert on_npu.admission.decode_rate.seconds(10) == pytest.approx(1)
     assert on_cpu.admission.prefill_rate.seconds(1000) is None
+
+
+@pytest.mark.parametrize(
+    ("token_limit", "passport", "limit"),
+    [
+        (None, None, 1800),
+        (None, {"limits": {"max_prompt_tokens": 4096}}, 4096),
+        (None, {"verdict": "limited", "limits": {"max_prompt_tokens": 2900}}, 2900),
+        (None, {"limits": {"max_prompt_tokens": 4096}, "other": {"driver": "1.30"}}, 1800),
+        (1000, {"limits": {"max_prompt_tokens": 4096}}, 1000),
+        (3000, {"verdict": "limited", "limits": {"max_prompt_tokens": 2900}}, 2900),
+        (3000, None, 3000),
+    ],
+    ids=["nothing is known", "proven", "proven in part", "expired", "set below", "set above", "set"],
+)
+def test_prompts_are_as_long_as_is_proven_or_set(built, tmp_path, token_limit, passport, limit):
+    settings = NodeSettings(
+        compile_cache=built.root, passports=tmp_path / "passports", npu_token_limit=token_limit, memory_budget=2**34
+    )
+    built.machine = replace(built.machine, settings=settings)
+    if passport is not None:
+        certify(built.machine, built.installed, ModelSettings(name="m", max_prompt_len=4096), **passport)
+    on_npu, on_cpu = built.placements(max_prompt_len=4096)
+    assert (on_npu.prompt_limit, on_cpu.prompt_limit) == (limit, 8192)
+    assert any(f"more than {limit} tokens" in note for note in on_npu.notes) == (limit < 4096)
+
+
+def test_a_passport_holds_whatever_is_computed_ahead(built, tmp_path):
+    settings = NodeSettings(compile_cache=built.root, passports=tmp_path / "passports")
+    built.machine = replace(built.machine, settings=settings)
+    identity = identity_of(built.installed, ModelSettings(name="m"), Device.NPU, built.machine.probe, settings)
+    ahead = ModelSettings(name="m", prewarm=["You are an agent."])
+    assert identity_of(built.installed, ahead, Device.NPU, built.machine.probe, settings) == identity
 
 
 def test_faults_strike_real_devices_only_where_they_are_allowed(built, tmp_path):

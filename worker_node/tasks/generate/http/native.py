@@ -69,6 +69,7 @@ class _Native(Renderer):
             "usage": {
                 "prompt_tokens": finished.usage.prompt_tokens,
                 "completion_tokens": finished.usage.completion_tokens,
+                "cached_tokens": finished.usage.cached_tokens,
             },
             "timing_ms": {
                 **timing_ms(finished.timing, "queue", "tokenize", "first_token"),
@@ -87,7 +88,7 @@ class Inference(Reply):
     device: str
     text: str
     finish_reason: Literal["stop", "length"]
-    usage: dict[str, int]
+    usage: dict[str, int | None]
     timing_ms: dict[str, float | None]
     npu_busy_delta_us: int | None
     joules: float | None
