@@ -18,7 +18,8 @@ from worker_node.core.types import Device
 from worker_node.devices.energy import power_source
 from worker_node.devices.npu import find_npu, frequency_limits
 from worker_node.devices.probe import Probe
-from worker_node.doctor.checks import ExaminedMachine, examine, read_kernel_log
+from worker_node.doctor.checks import examine
+from worker_node.doctor.machine import ExaminedMachine, read_kernel_log
 from worker_node.models.directory import MODEL_FILE, InstalledModel
 from worker_node.models.passports import (
     CheckResult,

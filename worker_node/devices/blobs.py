@@ -9,8 +9,10 @@ write to the directory: a blob is code.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 import msgspec
 import openvino as ov
 
-from worker_node.devices.npu import EMULATED_NAME, NPU_ON_CPU
+from worker_node.devices.npu import ACCEL_DEVICES, EMULATED_NAME, NPU_ON_CPU, find_npu
 
 log = logging.getLogger(__name__)
 
@@ -269,8 +271,14 @@ def require_npu(core: ov.Core, plugin_config: Mapping[str, Any], *, emulated: bo
             "driver; compile there, or on the machine with the NPU"
         )
     if not emulated and NPU not in core.available_devices and "NPU_PLATFORM" not in plugin_config:
+        try:
+            # OpenVINO does not say why; a driver without a free context refuses to open the device.
+            os.close(os.open(ACCEL_DEVICES / find_npu().parent.name, os.O_RDWR))
+            why = ""
+        except OSError as error:
+            why = f" ({error})" if error.errno == errno.EMFILE else ""
         raise RuntimeError(
-            f"OpenVINO sees no NPU on this machine, only {', '.join(core.available_devices)}; "
+            f"OpenVINO sees no NPU on this machine, only {', '.join(core.available_devices)}{why}; "
             "npu-node doctor says what it lacks; to do without an NPU set NPU_NODE_NPU_EMULATION=1"
         )
 

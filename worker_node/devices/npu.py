@@ -93,6 +93,13 @@ class NpuCounters:
     energy_uj: Reading
 
 
+# Beyond them the driver answers EMFILE.
+NPU_LIMITS = (
+    "an NPU has 128 contexts and 255 doorbells, 64 and 127 for one user who is not root, and every engine takes some"
+)
+MAKE_ROOM = (
+    "end other programs that use the NPU (sudo fuser -v /dev/accel/accel0 lists them), or serve fewer models on it"
+)
 _FULL = re.compile(r"EMFILE|[Tt]oo many open files|errno:? 24\b")
 
 
@@ -101,11 +108,7 @@ def with_remedy(error: str) -> str:
     if "DEVICE_LOST" in error:
         return f"{error} (if the NPU does not come back by itself: {RELOAD_DRIVER})"
     if _FULL.search(error):
-        return (
-            f"{error} (an NPU has 128 contexts and 255 doorbells, 64 and 127 for one user who is not root, and every "
-            "engine takes some: end other programs that use it (sudo fuser -v /dev/accel/accel0), or serve fewer "
-            "models on it)"
-        )
+        return f"{error} ({NPU_LIMITS}: {MAKE_ROOM})"
     return error
 
 

@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, Overloaded
@@ -382,8 +382,8 @@ def file_stamps(directory: str) -> frozenset[tuple[str, int, int, int]]:
     Not the time of the last status change: a backup that links the files, or a chmod, changes no content.
     """
     try:
-        with os.scandir(directory) as entries:
-            found = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(_LOADED)]
+        # Windows leaves the inode out of the entries of a directory.
+        found = [(path.name, path.stat()) for path in Path(directory).iterdir() if path.name.endswith(_LOADED)]
     except OSError:
         return frozenset()
     return frozenset((name, it.st_size, it.st_mtime_ns, it.st_ino) for name, it in found)

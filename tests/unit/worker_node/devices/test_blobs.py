@@ -1,5 +1,6 @@
 """Which blobs are taken: those that were compiled for exactly this model, machine and settings, and are unchanged."""
 
+import errno
 import os
 
 import pytest
@@ -16,6 +17,7 @@ from worker_node.devices.blobs import (
     requirements_of,
     write_record,
 )
+from worker_node.devices.npu import with_remedy
 
 HERE = {
     "model_sha256": "aa",
@@ -211,3 +213,18 @@ def test_requirements_that_openvino_does_not_tell_are_unknown():
             raise RuntimeError("Unsupported configuration key")
 
     assert requirements_of(Compiled()) is None
+
+
+class CpuAlone:
+    available_devices = ("CPU",)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOENT])
+def test_an_npu_that_openvino_does_not_see_since_it_is_full_is_said_to_be(monkeypatch, number):
+    def refused(*_arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("worker_node.devices.blobs.os.open", refused)
+    with pytest.raises(RuntimeError, match="sees no NPU on this machine, only CPU") as raised:
+        require_npu(CpuAlone(), {}, emulated=False)
+    assert ("64 and 127 for one user" in with_remedy(str(raised.value))) == (number == errno.EMFILE)

@@ -11,7 +11,9 @@ import pytest
 from worker_node.devices.npu import version_in
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.doctor import checks
-from worker_node.doctor.checks import ExaminedMachine, Severity, WindowsNpu, check_models, examine, healthy
+from worker_node.doctor.checks import WindowsNpu, check_models, examine, healthy
+from worker_node.doctor.drivers import NPUS, known_drivers
+from worker_node.doctor.machine import ExaminedMachine, Severity, ok
 
 ADDRESS = "0000:00:0b.0"
 PCI = f"sys/bus/pci/devices/{ADDRESS}"
@@ -263,6 +265,12 @@ def test_each_fault_is_one_finding_with_its_fix(good, break_it, check, fix):
     only(good, check, fix)
 
 
+def test_a_device_without_a_free_context_is_named_with_the_limits(good):
+    good.machine.open_error = lambda _path: OSError(errno.EMFILE, "Too many open files")
+    found = only(good, "device-access", "sudo fuser -v /dev/accel/accel0")
+    assert "64 and 127 for one user" in found.found
+
+
 def test_a_lost_device_and_a_log_that_cannot_be_read_are_warnings(good):
     good.machine.kernel_log = "intel_vpu 0000:00:0b.0: [drm] TDR triggered, DEVICE_LOST"
     assert list(good.wrong()) == ["device-lost"]
@@ -336,7 +344,7 @@ def test_a_driver_that_no_package_names_is_not_judged(good):
 
 
 def test_every_row_of_the_pairs_can_be_read():
-    rows = checks._known_pairs()
+    rows = known_drivers()
     assert set(rows) == {"first", "verified", "problem", "windows"}
     for row in (*rows["first"], *rows["verified"], *rows["problem"]):
         assert "linux-npu-driver" in row["source"]
@@ -345,7 +353,7 @@ def test_every_row_of_the_pairs_can_be_read():
     assert all(row["systems"] for row in rows["verified"])
     for row in rows["windows"]:
         assert "#" in row["source"]
-        assert row["npu"] in {name for name, _ in checks._NPUS.values()}
+        assert row["npu"] in {name for name, _ in NPUS.values()}
         version_in("32.0.100.1", row["driver"])
 
 
@@ -355,7 +363,7 @@ def on_windows(npu, probe=SEES_NPU):
 
 def test_on_windows_the_driver_is_named_with_its_date_and_nothing_of_linux_is():
     found = on_windows(WindowsNpu("643e", "32.0.100.4724", "3-19-2026"))
-    assert found["windows-driver"] == checks.ok("windows-driver", "driver 32.0.100.4724 of 2026-03-19")
+    assert found["windows-driver"] == ok("windows-driver", "driver 32.0.100.4724 of 2026-03-19")
     assert found["npu-present"].found == "Lunar Lake NPU 8086:643e"
     assert healthy(found.values())
     assert found["busy-counter"].severity is Severity.WARNING
@@ -379,6 +387,11 @@ def test_on_windows_what_the_npu_lacks_is_an_error_with_its_fix(npu, probe, chec
     assert finding.severity is Severity.ERROR
     assert words in finding.found
     assert fix in finding.fix
+
+
+def test_on_windows_an_npu_that_openvino_alone_knows_is_not_called_missing():
+    found = on_windows(None, SEES_NPU)["npu-present"]
+    assert (found.severity, found.fix.startswith("update the node")) == (Severity.WARNING, True)
 
 
 @pytest.mark.parametrize(("device", "driver"), [("b03e", "32.0.100.5540"), ("643e", "32.0.100.4509")])
@@ -452,7 +465,7 @@ def test_a_device_that_cannot_be_opened_is_not_usable_whatever_its_rights_say(tm
     def forbidden(*_arguments):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr("worker_node.doctor.checks.os.open", forbidden)
+    monkeypatch.setattr("worker_node.doctor.machine.os.open", forbidden)
     assert not machine.may_use("dev/accel/accel0")
 
 
