@@ -42,7 +42,7 @@ def compile_for(platform, job):
         problem = "it was loaded, though no device is there"
     except Exception as error:  # noqa: BLE001  (whatever the compiler raises is the result)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        problem = None if lines and lines[-1] in NO_DEVICE else " | ".join(lines)[-800:]
+        problem = None if lines and lines[-1] in NO_DEVICE else " ".join(lines[-3:])
     lengths = {name: spec.options.get(name) for name in ("max_prompt_len", "prefill_hint", "prefill_chunk_size")}
     return {"cpu_s": round(time.process_time() - began, 1), "problem": problem, "engine": lengths}
 
