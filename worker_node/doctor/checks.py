@@ -42,12 +42,15 @@ def pci_device(machine: ExaminedMachine) -> tuple[str, str] | None:
     """Address and device id of the NPU, one of `NPUS` if there is one; None without an Intel accelerator."""
     found = []
     for path in machine.find(_PCI, "*"):
-        vendor, device, kind = (
-            machine.read(f"{_PCI}/{path.name}/{name}") or "" for name in ("vendor", "device", "class")
-        )
-        identity = device.removeprefix("0x")
-        if vendor == "0x8086" and (identity in NPUS or kind.startswith(_CLASS)):
+        device = f"{_PCI}/{path.name}"
+        identity = (machine.read(f"{device}/device") or "").removeprefix("0x")
+        kind = machine.read(f"{device}/class") or ""
+
+        if machine.read(f"{device}/vendor") != "0x8086":
+            continue
+        if identity in NPUS or kind.startswith(_CLASS):
             found.append((path.name, identity))
+
     return min(found, key=lambda npu: npu[1] not in NPUS, default=None)
 
 
