@@ -42,6 +42,7 @@ BENCHMARKS = {
     "dialects": dialects.run,
     "edge-cpu": edge_cpu.run,
     "prefix": prefix.run,
+    "prefix-npu": prefix.conversations,
     "peers": peers.run,
     "client-overhead": client_overhead.run,
     "client-selection": client_selection.run,
@@ -49,7 +50,7 @@ BENCHMARKS = {
     **curves.RUNS,
 }
 # Those that start nodes of their own, or need none.
-ALONE = {*curves.RUNS, "client-selection", "embeddings-npu"}
+ALONE = {*curves.RUNS, "client-selection", "embeddings-npu", "prefix-npu"}
 
 
 def main():

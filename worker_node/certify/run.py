@@ -11,13 +11,15 @@ from pathlib import Path
 from worker_node import __version__
 from worker_node.certify.checks import CHECKS, Certification, Plan
 from worker_node.certify.nodes import CallFailed, RunningNode
+from worker_node.certify.predictions import predictions_for
 from worker_node.certify.reference import Reference, read_reference, shipped_reference
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
 from worker_node.devices.energy import power_source
 from worker_node.devices.npu import find_npu, frequency_limits
 from worker_node.devices.probe import Probe
-from worker_node.doctor.checks import ExaminedMachine, examine, read_kernel_log
+from worker_node.doctor.checks import examine
+from worker_node.doctor.machine import ExaminedMachine, read_kernel_log
 from worker_node.models.directory import MODEL_FILE, InstalledModel
 from worker_node.models.passports import (
     CheckResult,
@@ -79,7 +81,8 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
                 seconds = node.model()["compile"]["seconds"]
                 detail = f"loaded and compiled in {seconds} s{under_faults}"[:1000]
                 checks.append(load.model_copy(update={"detail": detail, "values": {"seconds": seconds}}))
-                certification = Certification(node, reference, run.plan, say)
+                predictions = predictions_for(identity.model, installed.quantization, identity.architecture)
+                certification = Certification(node, reference, run.plan, say, predictions)
                 certification.run()
             checks += certification.checks
             limit, rates = certification.limit, Rates(**certification.rates)

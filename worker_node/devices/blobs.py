@@ -271,16 +271,22 @@ def require_npu(core: ov.Core, plugin_config: Mapping[str, Any], *, emulated: bo
             "driver; compile there, or on the machine with the NPU"
         )
     if not emulated and NPU not in core.available_devices and "NPU_PLATFORM" not in plugin_config:
-        try:
-            # OpenVINO does not say why; a driver without a free context refuses to open the device.
-            os.close(os.open(ACCEL_DEVICES / find_npu().parent.name, os.O_RDWR))
-            why = ""
-        except OSError as error:
-            why = f" ({error})" if error.errno == errno.EMFILE else ""
         raise RuntimeError(
-            f"OpenVINO sees no NPU on this machine, only {', '.join(core.available_devices)}{why}; "
+            f"OpenVINO sees no NPU on this machine, only {', '.join(core.available_devices)}{_refused()}; "
             "npu-node doctor says what it lacks; to do without an NPU set NPU_NODE_NPU_EMULATION=1"
         )
+
+
+def _refused() -> str:
+    """That the driver has no free context, which OpenVINO does not say; empty if it has one."""
+    device = ACCEL_DEVICES / find_npu().parent.name
+    try:
+        os.close(os.open(device, os.O_RDWR))
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            return f" ({error})"
+
+    return ""
 
 
 def brief(error: Exception) -> str:

@@ -480,9 +480,15 @@ def runtime_problem(directory: Path, runtime: str) -> str | None:
     A release is a year and a number; the third number only corrects it.
     """
     ours = _RELEASE.match(runtime)
-    for graph in sorted(directory.glob("*.xml")) if ours else ():
+    if ours is None:
+        return None
+
+    for graph in sorted(directory.glob("*.xml")):
         for wrote in _WRITTEN_BY.findall(_notes(graph)):
-            if ours and version_in(wrote, f">{ours[0]}"):
-                theirs, own = (version.partition("-")[0] for version in (wrote, runtime))
-                return f"{graph} was written by OpenVINO {theirs}, and this node runs {own}, which may crash on it"
+            if not version_in(wrote, f">{ours[0]}"):
+                continue
+
+            theirs, own = (version.partition("-")[0] for version in (wrote, runtime))
+            return f"{graph} was written by OpenVINO {theirs}, and this node runs {own}, which may crash on it"
+
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -15,7 +15,8 @@ from worker_node.models.directory import MODEL_FILE, InstalledModel, noted_compr
 
 _GROUPS = frozenset({"-1", "128"})
 _ALL = frozenset({"1", "1.0"})
-_GENERATING = frozenset({"generation", "vision"})
+# Kinds of models, and what the API says that they can do.
+_GENERATING = frozenset({"generation", "vision", "chat"})
 # Bytes that a parameter takes in a file, with its scales and with tables that are stored wider.
 _BYTES = {"int4": 0.55, "nf4": 0.55, "int8": 1.05, "f16": 2.0}
 # Models of 8.2 billion parameters run on NPUs.
@@ -24,52 +25,92 @@ _REMEDY = "export it as int4_sym, groups of 128 or -1, ratio 1.0, or as int8_sym
 
 
 def problem_on_npu(
-    installed: InstalledModel, architecture: str, driver: str | None = None, openvino: str | None = None
+    installed: InstalledModel,
+    architecture: str,
+    driver: str | None = None,
+    openvino: str | None = None,
 ) -> str | None:
-    """Why the model is not for an NPU of this architecture with this driver and OpenVINO; None if nothing is known.
+    """Why the model is not for an NPU of this architecture with this driver and OpenVINO.
 
-    A row that names one of them holds only where that is known.
+    None if nothing is known. A row that names one of them holds only where that is known.
     """
-    family = str(peek_config(installed.path / "config.json").get("model_type", ""))
-    beside = {"driver": driver, "openvino": openvino}
-    for row in _known_bad():
-        if row["family"] != family or row.get("architecture", architecture) != architecture:
-            continue
-        named = {name: version for name, version in beside.items() if name in row}
-        if all(version is not None and version_in(version, row[name]) for name, version in named.items()):
-            where = " with ".join((f"architecture {architecture}", *(f"{name} {named[name]}" for name in named)))
-            return f"{family} on an NPU of {where}: {row['problem']} ({row['source']})"
-    if installed.kind not in _GENERATING:
-        return None
-    noted = noted_compression(installed.path / MODEL_FILE)
-    problem = _weights_problem(installed.quantization, noted.get("group_size"), noted.get("ratio"))
-    if installed.quantization == "nf4" and architecture.startswith("37"):
+    versions = {"driver": driver, "openvino": openvino}
+    known = _known_problem(installed, architecture, versions)
+    if known is not None or installed.kind not in _GENERATING:
+        return known
+
+    mode, noted = installed.quantization, noted_compression(installed.path / MODEL_FILE)
+    problem = _weights_problem(mode, noted.get("group_size"), noted.get("ratio"))
+    if mode == "nf4" and architecture.startswith("37"):
         problem = "its weights are nf4: NPUs take them from Lunar Lake (4000) on"
     return f"{problem}; {_REMEDY}" if problem else None
+
+
+def _known_problem(
+    installed: InstalledModel,
+    architecture: str,
+    versions: Mapping[str, str | None],
+) -> str | None:
+    """What the first row says that fits the model's family and the device."""
+    config = peek_config(installed.path / "config.json")
+    family = str(config.get("model_type", ""))
+
+    for row in _known_bad():
+        if row["family"] != family:
+            continue
+        if row.get("architecture", architecture) != architecture:
+            continue
+
+        named = [name for name in versions if name in row]
+        if not all(version_in(versions[name] or "", row[name]) for name in named):
+            continue
+
+        where = [f"architecture {architecture}"]
+        where += [f"{name} {versions[name]}" for name in named]
+        device = " with ".join(where)
+        return f"{family} on an NPU of {device}: {row['problem']} ({row['source']})"
+
+    return None
 
 
 def doubts_on_npu(installed: InstalledModel) -> tuple[str, ...]:
     """What makes a model slow on an NPU, or may keep it from being compiled there."""
     if installed.kind not in _GENERATING:
         return ()
-    mode, doubts = installed.quantization, []
-    slow = _slow_groups(mode, noted_compression(installed.path / MODEL_FILE).get("group_size"))
-    size = next((size for start, size in _BYTES.items() if mode.startswith(start)), None)
-    parameters = 0 if size is None else installed.size / size
-    if slow is not None:
-        doubts.append(slow)
-    if parameters > _MOST_PARAMETERS:
-        doubts.append(
-            f"it has about {parameters / 1e9:.0f} billion parameters: NPUs' compilers fail with more than 8 to 9, and "
-            "the next placement serves then"
-        )
-    return tuple(doubts)
+
+    mode = installed.quantization
+    noted = noted_compression(installed.path / MODEL_FILE)
+    doubts = [_slow_groups(mode, noted.get("group_size")), _too_large(mode, installed.size)]
+    return tuple(doubt for doubt in doubts if doubt is not None)
+
+
+def _too_large(mode: str, size: int) -> str | None:
+    """Why a model of `size` bytes may not compile."""
+    for form, bytes_each in _BYTES.items():
+        parameters = size / bytes_each
+        if mode.startswith(form) and parameters > _MOST_PARAMETERS:
+            return (
+                f"it has about {parameters / 1e9:.0f} billion parameters: "
+                "NPUs' compilers fail with more than 8 to 9, "
+                "and the next placement serves then"
+            )
+    return None
+
+
+def devices_for(capabilities: Collection[str] | None, weights: str | None) -> list[str]:
+    """The devices that take a model of these weights; the voice detector of speech models always runs on the CPU."""
+    if capabilities and "voice-activity" in capabilities:
+        return ["CPU"]
+    generates = capabilities is None or not _GENERATING.isdisjoint(capabilities)
+    refused = generates and weights is not None and _weights_problem(weights, None, None) is not None
+    return ["CPU", "GPU", *([] if refused else ["NPU"])]
 
 
 def _slow_groups(mode: str, group: str | None) -> str | None:
     """Why int4 weights are slow; `group` None: unknown."""
     if not mode.startswith("int4") or group is None or group in _GROUPS:
         return None
+
     return f"its int4 weights are in groups of {group}, about half as fast on an NPU as one scale a row (group size -1)"
 
 
@@ -77,12 +118,16 @@ def _weights_problem(mode: str, group: str | None, ratio: str | None) -> str | N
     """Why an NPU does not take a generation model's weights; `group` and `ratio` None: unknown."""
     if mode.startswith("int8_asym"):
         return f"its weights are {mode}: the process dies while it generates (openvino#35641)"
+
     if mode.startswith("int4_asym"):
         return "its weights are int4_asym: an NPU takes symmetric ones"
+
     if mode.startswith("int8") and group not in {None, "-1"}:
         return f"its int8 weights are in groups of {group}: an NPU takes one scale a row"
+
     if mode.startswith(("int4", "nf4")) and ratio not in {None, *_ALL}:
         return f"only {ratio} of its weights are in 4 bits: an NPU takes a ratio of 1.0"
+
     return None
 
 

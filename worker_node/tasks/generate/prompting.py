@@ -406,17 +406,28 @@ def _check_vision(model: GenerationModel, rules: ImageRules, request: Generation
         if name == "prompt":
             reason = "takes text, not token ids"
         raise UnsupportedParameter(f"{name}: {model.id} is a vision model and {reason}", param=name)
-    asked = request.sampling
-    penalties = {name: getattr(asked, name) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")}
-    for name, value in penalties.items() if model.installed.family == PHI and images_of(request) else ():
-        if value != getattr(Sampling(), name):
-            raise UnsupportedParameter(
-                f"{name}: {model.id} answers nonsense about images with a penalty, and {value} was given; leave it out",
-                param=name,
-            )
+    if model.installed.family == PHI and images_of(request):
+        _reject_penalties(model, request.sampling)
     texts = [request.prompt] if isinstance(request.prompt, str) else []
     if isinstance(request.prompt, tuple):
         texts = [turn.content for turn in request.prompt]
     for mark in (*TAGS, *rules.marks):
         if any(mark in text for text in texts):
             raise BadRequest(f"a text holds {mark}, which stands for an image here; take it out", param="messages")
+
+
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def _reject_penalties(model: GenerationModel, sampling: Sampling) -> None:
+    """Raise UnsupportedParameter for a penalty of the caller's: it spoils what Phi-3 says about images."""
+    neutral = Sampling()
+    for name in _PENALTIES:
+        value = getattr(sampling, name)
+        if value == getattr(neutral, name):
+            continue
+
+        raise UnsupportedParameter(
+            f"{name}: {model.id} answers nonsense about images with a penalty, and {value} was given; leave it out",
+            param=name,
+        )

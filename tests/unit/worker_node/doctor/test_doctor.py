@@ -11,7 +11,9 @@ import pytest
 from worker_node.devices.npu import version_in
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.doctor import checks
-from worker_node.doctor.checks import ExaminedMachine, Severity, WindowsNpu, check_models, examine, healthy
+from worker_node.doctor.checks import WindowsNpu, check_models, examine, healthy
+from worker_node.doctor.drivers import NPUS, known_drivers
+from worker_node.doctor.machine import ExaminedMachine, Severity, ok
 
 ADDRESS = "0000:00:0b.0"
 PCI = f"sys/bus/pci/devices/{ADDRESS}"
@@ -342,7 +344,7 @@ def test_a_driver_that_no_package_names_is_not_judged(good):
 
 
 def test_every_row_of_the_pairs_can_be_read():
-    rows = checks._known_pairs()
+    rows = known_drivers()
     assert set(rows) == {"first", "verified", "problem", "windows"}
     for row in (*rows["first"], *rows["verified"], *rows["problem"]):
         assert "linux-npu-driver" in row["source"]
@@ -351,7 +353,7 @@ def test_every_row_of_the_pairs_can_be_read():
     assert all(row["systems"] for row in rows["verified"])
     for row in rows["windows"]:
         assert "#" in row["source"]
-        assert row["npu"] in {name for name, _ in checks._NPUS.values()}
+        assert row["npu"] in {name for name, _ in NPUS.values()}
         version_in("32.0.100.1", row["driver"])
 
 
@@ -361,7 +363,7 @@ def on_windows(npu, probe=SEES_NPU):
 
 def test_on_windows_the_driver_is_named_with_its_date_and_nothing_of_linux_is():
     found = on_windows(WindowsNpu("643e", "32.0.100.4724", "3-19-2026"))
-    assert found["windows-driver"] == checks.ok("windows-driver", "driver 32.0.100.4724 of 2026-03-19")
+    assert found["windows-driver"] == ok("windows-driver", "driver 32.0.100.4724 of 2026-03-19")
     assert found["npu-present"].found == "Lunar Lake NPU 8086:643e"
     assert healthy(found.values())
     assert found["busy-counter"].severity is Severity.WARNING
@@ -470,7 +472,7 @@ def test_a_device_that_cannot_be_opened_is_not_usable_whatever_its_rights_say(tm
     def forbidden(*_arguments):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr("worker_node.doctor.checks.os.open", forbidden)
+    monkeypatch.setattr("worker_node.doctor.machine.os.open", forbidden)
     assert not machine.may_use("dev/accel/accel0")
 
 

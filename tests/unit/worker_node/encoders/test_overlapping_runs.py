@@ -1,6 +1,7 @@
 """Several runs at once on the NPU: which start, what each job gets of them, and what a failure of one does."""
 
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.overlapping_runner import RECOMMENDED, ScriptedEncoder
 from worker_node.core.types import Device
 from worker_node.encoders.jobs import RowResult, row_job
+from worker_node.encoders.static import StaticEncoder
 from worker_node.engines.protocol import DeviceBroken, EngineSpec, Failed, Running
 
 FAR = 1e12
@@ -195,3 +197,22 @@ def test_runs_that_fail_together_are_all_suspects(tmp_path):
             engine.end(1, 2, error="DEVICE_LOST")
         assert engine.of(Running)[-1] == Running([1, 2])
         assert not engine.vectors
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({}, "THROUGHPUT"),
+        ({"infer_requests": 2}, "THROUGHPUT"),
+        ({"infer_requests": 1}, "LATENCY"),
+        ({"plugin_config": {"PERFORMANCE_HINT": "LATENCY"}}, "LATENCY"),
+    ],
+)
+def test_a_model_is_compiled_for_throughput_unless_its_runs_come_one_at_a_time(options, hint):
+    given = {"npu_buckets": [16, 32]} | options
+    runner = StaticEncoder(EngineSpec("m", "embedding", "/", Device.NPU, "", given))
+    core = Mock()
+    core.read_model.return_value.inputs = ()
+    assert [length for length, _ in runner._models(core, None)] == [16, 32]
+    assert [call.args[2]["PERFORMANCE_HINT"] for call in core.compile_model.call_args_list] == [hint] * 2
+    runner.close()
