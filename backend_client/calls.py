@@ -103,7 +103,7 @@ class Core:
     clock: Clock
 
 
-class Viewed:
+class _Viewed:
     """A client that shares its connections with the views on it, and cannot be sent to another process."""
 
     def _view(self, **changes: Any) -> Self:
@@ -128,7 +128,7 @@ Messages = Sequence[Mapping[str, Any] | BaseModel]
 _RAW_PATHS = [path for path, route in ROUTES.items() if route.sdk and not route.upload]
 
 
-class BaseClient(Viewed):
+class BaseClient(_Viewed):
     """All tasks over a backend. Use as `async with`, or `close()` it.
 
     Every method raises InvalidArgument, before anything is sent, for a wrong argument or option (None means not given),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 from pydantic import BaseModel
 
 from backend_client import client
-from backend_client.calls import BaseClient, Messages, Viewed
+from backend_client.calls import BaseClient, Messages, _Viewed
 from backend_client.client import ClientStatus, NodeStatus
 from backend_client.cloud import Ledger
 from backend_client.lifetime import LoopIterator, LoopThread
@@ -89,7 +89,7 @@ def _with_parameters_of(
     return typed
 
 
-class Blocking(Viewed, Generic[C]):
+class Blocking(_Viewed, Generic[C]):
     """The methods of the clients, waited for. Its client lives in the event loop of a thread of its own.
 
     That thread calls the `progress` of `embed_many`.

@@ -209,10 +209,10 @@ async def test_small_costs_sum_exactly(shared):
 async def test_a_large_cap_is_counted_exactly(shared):
     spending, large = shared(), Team("capped", spend_cap=Decimal(999_999_999))
     for cost in ("900000000.000000001", "0.000000001"):
-        settle = await spending.limit(large).reserve(Decimal(cost))
+        settle = await spending.limit(large)(Decimal(cost))
         settle(Decimal(cost))
     with pytest.raises(SpendCapReached):
-        await spending.limit(large).reserve(Decimal("1e30"))
+        await spending.limit(large)(Decimal("1e30"))
     await spending._settling
     assert await spent(spending) == Decimal("900000000.000000002")
 
