@@ -28,7 +28,7 @@ LICENCES = $(BIN)/pip-licenses --from=mixed --no-version --format=markdown --ord
 # with pytest 9.2: pytest-xdist 3.8 writes them into an attribute that pytest no longer reads.
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help install demo serve test test-fast test-integrations test-all test-ops test-npu-compiler check format docs site dist deb bundle bench clean
+.PHONY: help install demo serve test test-fast test-integrations test-all test-ops test-windows test-npu-compiler check format docs site dist deb bundle bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -81,15 +81,19 @@ test-integrations: install ## other projects' clients, frameworks and suites aga
 	$(PYTEST) tests/integrations
 
 # The second run is that of a laptop's CPU: CONTRIBUTING.md, "Other CPUs".
-test-all: install $(SUITE)  ## the suite with its long forms (chaos, fuzz, benchmarks), with integrations, coverage, and once more each as on AVX2 and in portable mode
+test-all: install $(SUITE)  ## the suite with its long forms (chaos, fuzz, benchmarks), with integrations, coverage, and once more as on AVX2
 	$(PULL)
 	$(PYTEST) --long --cov --cov-report=term tests/integrations tests/real tests/contract tests/faults tests/unit
 	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST)
-	NPU_NODE_PORTABLE=1 $(PYTEST)
 
 test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with Ansible, alert, draw dashboards: what needs more than Python
 	$(PULL)
 	$(PYTEST) $(OPS_TESTS)
+
+test-windows: install ## a node and its unit tests on Windows' own Python, under Wine
+	$(PULL)
+	@$(BIN)/python -c 'from tests.wine.windows import windows; windows()'
+	$(BIN)/python -m pytest tests/wine/test_windows_node.py
 
 test-npu-compiler: install ## compile what a node sends to an NPU with Intel's own compiler, under Wine; LONG=--long: all of it
 	$(PULL)

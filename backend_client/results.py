@@ -56,7 +56,8 @@ class Origin:
 
     `headers` are those of the node's reply, with their names in lower case.
     `npu_busy_delta_us` is the measured busy time of the NPU in microseconds, None where no NPU ran; `emulated` is True
-    when that NPU was emulated.
+    when that NPU was emulated. `joules` is the energy that the request used: of the NPU, or of the processor's whole
+    package on a CPU or GPU; None where the node could not measure it.
     """
 
     source: Source
@@ -67,6 +68,7 @@ class Origin:
     attempts: tuple[Attempt, ...] = ()
     route_reason: str | None = None
     npu_busy_delta_us: int | None = None
+    joules: float | None = None
     emulated: bool = False
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 

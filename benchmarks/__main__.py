@@ -35,6 +35,7 @@ from worker_node.models.store import ModelStore
 
 BENCHMARKS = {
     "embeddings": embeddings.run,
+    "embeddings-npu": embeddings.on_npu,
     "generation": generation.run,
     "event-loop": event_loop.run,
     "overload": overload.run,
@@ -50,7 +51,7 @@ BENCHMARKS = {
     **curves.RUNS,
 }
 # Those that start nodes of their own, or need none.
-ALONE = {*curves.RUNS, "client-selection", "affinity"}
+ALONE = {*curves.RUNS, "client-selection", "embeddings-npu", "affinity"}
 
 
 def main():

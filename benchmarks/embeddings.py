@@ -6,10 +6,12 @@ can cost: aiohttp alone that runs raw inference in its own process.
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks import bare_server, engine, load, raw, workload
 from benchmarks.harness import Contender, RawPipeline, in_turn, to_json
+from worker_node.devices.npu import stand_in_counter
 
 BATCH = 64
 
@@ -31,6 +33,46 @@ async def run(node, store, quick):
         many = await in_turn("Embeddings against raw OpenVINO, same texts", "texts/s", contenders.many(), rounds)
         title = "Embeddings of one caller against raw OpenVINO, one text after another"
         return to_json([*many, *await in_turn(title, "texts/s", contenders.alone(), rounds)])
+
+
+AT_ONCE = (1, 2, 4)
+_BUCKETS = (16, 32, 64, 128)
+
+
+async def on_npu(_node, store, quick):
+    """Texts/s of the emulated NPU with one run at a time and with several; return the figures.
+
+    Raises AssertionError unless all give the same vectors to the last bit, or if a sum of busy times is more than the
+    device's.
+    """
+    installed = store.get("all-minilm-l6-v2")
+    texts = workload.texts(64 if quick else 128)
+    encodings = raw.text_tokenizer(installed.path).encode_batch_fast(texts)
+    jobs = [[encoding.ids[: _BUCKETS[-1]]] for encoding in encodings]
+    expected = {}
+    async with contextlib.AsyncExitStack() as stack:
+        contenders = []
+        for number in AT_ONCE:
+            counter = stack.enter_context(stand_in_counter())
+            options = {"npu_buckets": _BUCKETS, "infer_requests": number}
+            process = await stack.enter_async_context(engine.embedding_on_npu(installed, counter, **options))
+            measure = partial(_checked, process, jobs, counter, expected)
+            contenders.append(Contender(f"{number} at once", measure))
+        title = "Embeddings on the emulated NPU by the runs that it is given at once, 32 callers of one text"
+        return to_json(await in_turn(title, "texts/s", contenders, 2 if quick else 5))
+
+
+async def _checked(process, jobs, counter, expected):
+    before, busy = int(counter.read_text()), []
+
+    def check(number, result):
+        busy.append(result.busy.us)
+        assert result.data == expected.setdefault(number, result.data), "a vector differs"
+
+    rate = await engine.embed(process, jobs, 32, check)
+    assert min(busy) > 0, "a text is not proven"
+    assert sum(busy) <= int(counter.read_text()) - before, "more busy time is claimed than there was"
+    return rate
 
 
 @dataclass

@@ -25,13 +25,32 @@ async def _unexamined(_engine):
     """A benchmark needs no canary."""
 
 
-@contextlib.asynccontextmanager
-async def running(installed, **set_options):
+def running(installed, **set_options):
     """A ready engine process for an installed model on the CPU, with the node's own defaults where nothing is set."""
     options = {"context_limit": installed.context_limit} if installed.kind == ModelKind.EMBEDDING else {}
-    spec = EngineSpec(
-        installed.id, installed.kind, str(installed.path), Device.CPU, RUNNERS[installed.kind], options | set_options
+    return _running(
+        EngineSpec(
+            installed.id,
+            installed.kind,
+            str(installed.path),
+            Device.CPU,
+            RUNNERS[installed.kind],
+            options | set_options,
+        )
     )
+
+
+def embedding_on_npu(installed, counter, **options):
+    """A ready engine process of the emulated NPU, with the stand-in for its busy counter."""
+    options |= {"busy_counter": str(counter), "stand_in": True}
+    runner = "worker_node.encoders.static:StaticEncoder"
+    return _running(
+        EngineSpec(installed.id, installed.kind, str(installed.path), Device.NPU, runner, options, emulated=True)
+    )
+
+
+@contextlib.asynccontextmanager
+async def _running(spec):
     engine = Engine(spec, _unexamined, EngineLimits())
     engine.wake()
     try:
@@ -41,16 +60,21 @@ async def running(installed, **set_options):
         await engine.stop()
 
 
-async def embed(engine, requests, callers):
-    """Texts per second; each request is a list of rows of token ids, `callers` are sent at once."""
-    waiting = iter(requests)
+async def embed(engine, requests, callers, on_result=None):
+    """Texts per second; each request is a list of rows of token ids, `callers` are sent at once.
+
+    `on_result` is called with the number of each request and its result.
+    """
+    waiting = iter(enumerate(requests))
 
     async def caller():
-        for rows in waiting:
+        for number, rows in waiting:
             async with contextlib.aclosing(
                 engine.run(row_job(rows, time.monotonic() + DEADLINE_S), RowResult)
             ) as results:
-                await anext(results)
+                result = await anext(results)
+            if on_result is not None:
+                on_result(number, result)
 
     began = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(callers)))

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -200,7 +199,7 @@ async def main() -> None:
         async with InferenceClient.from_settings(settings) as client:
             await client.embed("known to be up")
             console.rule("3  The node is killed")
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
             what = "your own cloud"
             if second is not None:

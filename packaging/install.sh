@@ -42,7 +42,7 @@ mkdir -p "$home" "$bin"
 # shellcheck disable=SC2086  # several options
 "$home/bin/python" -m pip install --quiet --disable-pip-version-check ${PIP_OPTIONS:-} \
     --constraint "$root/constraints.txt" "${wheel:-$root}[node,convert]"
-for command in npu-node npu-client; do ln -sfn "$home/bin/$command" "$bin/$command"; done
+for command in npu-node npu-client npu-gateway; do ln -sfn "$home/bin/$command" "$bin/$command"; done
 [ -e "$settings/node.toml" ] || { mkdir -p "$settings" && cp "$root/config/node.toml" "$settings/node.toml"; }
 
 if [ "$scope" = system ]; then

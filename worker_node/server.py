@@ -189,7 +189,9 @@ async def hosted_node(
         tracing = open_tracing(enabled=settings.tracing)
         stack.push_async_callback(tracing.close)
 
-        npu = stack.enter_context(npu_source(settings.npu_sysfs, emulated=settings.npu_emulation))
+        npu = stack.enter_context(
+            npu_source(settings.npu_sysfs, emulated=settings.npu_emulation, energy_sysfs=settings.energy_sysfs)
+        )
         found = await probe()
 
         parts = TaskParts(settings)

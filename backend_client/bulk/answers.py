@@ -215,12 +215,14 @@ class Results:
                 column[row] = value
 
     def put_origin(self, rows: Sequence[int], origin: Origin) -> None:
-        """Record who served a request. Its NPU time is divided among its rows so that the sum is exact."""
+        """Record who served a request. Its costs are divided among its rows; sums of NPU time are exact."""
         self.put(rows, model=origin.model, node=origin.node, device=origin.device, emulated=origin.emulated)
         if origin.npu_busy_delta_us is not None:
             share, rest = divmod(origin.npu_busy_delta_us, len(rows))
             self.put(rows[:rest], npu_busy_us=share + 1)
             self.put(rows[rest:], npu_busy_us=share)
+        if origin.joules is not None:
+            self.put(rows, joules=origin.joules / len(rows))
         self.served[f"{origin.node} {origin.device or origin.source}"] += len(rows)
 
     def values_of(self, rows: list[int]) -> Any:

@@ -22,6 +22,7 @@ RESULT_TYPES = {
     "num_input_tokens": "int64",
     "num_generated_tokens": "int64",
     "npu_busy_us": "int64",
+    "joules": "float64",
     "finish_reason": "string",
     "model": "string",
     "node": "string",

@@ -43,6 +43,7 @@ class Receipt:
     tokens: int = 0
     generated_tokens: int = 0
     npu_busy_us: int = 0
+    joules: float = 0.0
     served: Mapping[str, int] = field(default_factory=dict)
     size: int = 0
     won: bool = True
@@ -83,7 +84,7 @@ def finish(store: Store, fragments: Sequence[Fragment], known: Mapping[str, Rece
     served = Counter[str]()
     for receipt in every:
         served.update(receipt.served)
-    sums = ("rows", "rejected", "incomplete", "tokens", "generated_tokens", "npu_busy_us", "size")
+    sums = ("rows", "rejected", "incomplete", "tokens", "generated_tokens", "npu_busy_us", "joules", "size")
     totals = {name: sum(getattr(receipt, name) for receipt in every) for name in sums}
     files = {}
     for receipt in every:
@@ -116,7 +117,8 @@ class Writer:
         self._path = path
         self.rejected: list[Rejection] = []
         self._fragment = fragment
-        self._sums = Counter(rows=0)
+        self._sums = Counter[str](rows=0)
+        self._joules = 0.0
         self._served = Counter[str]()
         self._schema = _schema(job)
         self._pending: list[Any] = []
@@ -152,6 +154,7 @@ class Writer:
         self._served.update(results.served)
         self._sums.update(rows=len(kept), tokens=results.tokens)
         self._sums["generated_tokens"] += sum(filter(None, results.columns["num_generated_tokens"]))
+        self._joules += sum(filter(None, results.columns["joules"]))
         self._sums["npu_busy_us"] += sum(filter(None, results.columns["npu_busy_us"]))
         self._pending.append(table)
         self._waiting += len(kept)
@@ -171,6 +174,7 @@ class Writer:
             rejected=sum(rejection.count for rejection in self.rejected),
             rejected_file=f"{fragment.id}.{hashlib.sha256(rejected).hexdigest()[:8]}.jsonl" if rejected else "",
             incomplete=sum(rejection.rest for rejection in self.rejected),
+            joules=self._joules,
             served=dict(self._served),
             **sums,
         )

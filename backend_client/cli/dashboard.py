@@ -67,6 +67,7 @@ class _NodeState(BaseModel):
     failures: _Rows | None = None
     events: _Rows | None = None
     made: dict[str, dict[str, float]] | None = None
+    energy: dict[str, dict[str, float]] | None = None
     npu: dict[str, Any] | None = None
 
 

@@ -259,7 +259,8 @@ def summary(result: GenerateResult) -> str:
     if result.timing.generate:
         rate = f", {result.usage.completion_tokens / result.timing.generate * 1000:.0f} tokens/s"
     busy = "" if result.npu_busy_delta_us is None else f", NPU busy {result.npu_busy_delta_us / 1000:.1f} ms"
-    return f"{result.model} on {where}{emulated}: {usage}{rate}{busy}, {result.finish_reason}"
+    energy = "" if result.joules is None else f", {result.joules:.3g} J"
+    return f"{result.model} on {where}{emulated}: {usage}{rate}{busy}{energy}, {result.finish_reason}"
 
 
 _HEAD = ("NODE", "STATUS", "MODEL", "STATE", "DEVICE", "QUEUE", "RUNNING", "SPACE")

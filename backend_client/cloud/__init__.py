@@ -36,15 +36,21 @@ _MILLION = Decimal(1_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Calls and tokens of one side. `estimated_calls` had no usage in their answer and are counted at their bound."""
+    """Calls and tokens of one side. `estimated_calls` had no usage in their answer and are counted at their bound.
+
+    `joules` are the nodes', of the calls for which they could measure them.
+    """
 
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     estimated_calls: int = 0
     cost: Decimal = Decimal(0)
+    joules: float = 0.0
 
-    def plus(self, usage: Usage, cost: Decimal = Decimal(0), *, estimated: bool = False) -> Tally:
+    def plus(
+        self, usage: Usage, cost: Decimal = Decimal(0), *, estimated: bool = False, joules: float | None = None
+    ) -> Tally:
         """This tally with one more call."""
         return replace(
             self,
@@ -53,6 +59,7 @@ class Tally:
             completion_tokens=self.completion_tokens + usage.completion_tokens,
             estimated_calls=self.estimated_calls + estimated,
             cost=self.cost + cost,
+            joules=self.joules + (joules or 0.0),
         )
 
 
@@ -84,9 +91,9 @@ class Ledger:
             return None
         return max(Decimal(0), self.cap - self.cloud.cost - sum(reservation.cost for reservation in self._open))
 
-    def kept_local(self, usage: Usage) -> None:
+    def kept_local(self, usage: Usage, joules: float | None) -> None:
         """Record a call that a node served."""
-        self.local = self.local.plus(usage)
+        self.local = self.local.plus(usage, joules=joules)
 
     def reserve(self, model: str, bound: Usage, *, capped: bool = False) -> Reservation:
         """Reserve the most that a call may cost. Raises SpendCapReached, also for a model without a price.

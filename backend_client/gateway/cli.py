@@ -194,9 +194,15 @@ def _change_keys(args: argparse.Namespace) -> int:
         elif args.action == "revoke":
             store.revoke(args.prefix)
         else:
-            for entry in store.list():
+            entries = store.list()
+            if entries:
+                print(_KEY_ROW.format("KEY", "TEAM", "CLOUD", "ENDS (UTC)", "LIMITS A MINUTE", "MODELS AND RIGHTS"))
+            for entry in entries:
                 print(_shown(entry))
     return 0
+
+
+_KEY_ROW = "{:12}  {:24}  {:24}  {:16}  {:32}  {}"
 
 
 def _shown(entry: KeyEntry) -> str:
@@ -204,12 +210,12 @@ def _shown(entry: KeyEntry) -> str:
     ends = "-" if entry.until is None else f"{datetime.fromtimestamp(entry.until, UTC):%Y-%m-%d %H:%M}"
     cloud = "cloud" if team.cloud else "no cloud"
     models = ", ".join(sorted(team.models)) or "all models"
-    limits = f"{team.requests or '-'} requests, {team.tokens or '-'} tokens a minute"
+    limits = f"{team.requests or '-'} requests, {team.tokens or '-'} tokens"
     if team.spend_cap is not None:
         cloud += f" up to {team.spend_cap} a month"
     rights = [models, *(["admin"] if team.admin else [])]
     rights += [f"{name}={value}" for name, value in team.failover.model_dump(exclude_unset=True).items()]
-    return f"{entry.prefix}  {team.name:24}  {cloud:8}  ends {ends:16}  {limits:40}  {', '.join(rights)}"
+    return _KEY_ROW.format(entry.prefix, team.name, cloud, ends, limits, ", ".join(rights))
 
 
 def _change_nodes(args: argparse.Namespace) -> int:

@@ -178,6 +178,7 @@ class _Generation(_Part):
     usage: _Tokens
     timing_ms: _Milliseconds | None = None
     npu_busy_delta_us: int | None = Field(default=None, ge=0)
+    joules: float | None = None
     emulated: bool = False
 
 

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 Vectors = npt.NDArray[np.float32]
 _FLOAT32 = np.dtype("<f4")
+# A day of a large machine.
+_MOST_JOULES = 1e8
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -97,9 +99,19 @@ def check_vectors(vectors: Vectors, count: int | None) -> Vectors:
     raise NotAnAnswer("a vector is all zeros, or so small that its norm is 0: the device answers garbage")
 
 
-def costs(head: Mapping[str, str]) -> tuple[int, int | None]:
-    """The tokens of the prompt, and the busy time of the NPU; numbers that are none count as missing."""
-    return integer(head.get("x-npu-node-token-count")) or 0, integer(head.get("x-npu-busy-delta-us"))
+def costs(head: Mapping[str, str]) -> tuple[int, int | None, float | None]:
+    """The tokens of the prompt, the busy time of the NPU, and the joules; what is not a number counts as missing."""
+    busy, energy = integer(head.get("x-npu-busy-delta-us")), head.get("x-npu-node-joules")
+    return integer(head.get("x-npu-node-token-count")) or 0, busy, joules(energy)
+
+
+def joules(value: object) -> float | None:
+    """The energy that a header or a body names; None if it is absent, or no sum of joules that a request can use."""
+    try:
+        found = float(value) if isinstance(value, (str, float, int)) and len(str(value)) < 32 else 0.0
+    except ValueError:
+        return None
+    return found if 0 < found < _MOST_JOULES else None
 
 
 def integer(value: str | None) -> int | None:

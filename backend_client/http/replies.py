@@ -9,7 +9,7 @@ from typing import Any
 
 from backend_client.errors import NPUError
 from backend_client.http.answers import form_value
-from backend_client.http.messages import NotAnAnswer, Reply, Request, costs, encode
+from backend_client.http.messages import NotAnAnswer, Reply, Request, costs, encode, joules
 from backend_client.http.routes import ROUTES, hides_usage, read_whole
 from backend_client.http.stream_forms import (
     INFERENCE,
@@ -75,10 +75,14 @@ def asking_for_usage(path: str, body: Mapping[str, Any], content: bytes) -> byte
 
 
 class TokenCount:
-    """The tokens of one reply: those that it says it used; until it does, about those of the prompt and of its text."""
+    """The tokens of one reply: those that it says it used; until it does, about those of the prompt and of its text.
 
-    def __init__(self, prompt: int = 0) -> None:
+    `joules` are those that it says, if it does.
+    """
+
+    def __init__(self, prompt: int = 0, energy: float | None = None) -> None:
         self._prompt = prompt
+        self.joules = energy
         self._written = 0
         self._said = Usage(0)
         self.complete = False
@@ -93,6 +97,7 @@ class TokenCount:
         """Read what a body, or a part of it, says."""
         prompt, completion = usage_of(data)
         self._said = Usage(prompt or self._said.prompt_tokens, completion or self._said.completion_tokens)
+        self.joules = joules(data.get("joules")) or self.joules
 
     def write(self, text: str) -> None:
         """Count a part of the answer: most are one token, and longer ones have some four letters each."""
@@ -146,8 +151,9 @@ class ReplyReader:
         Raises NotAnAnswer, also for a stream that was not asked for, or of another form than the route's.
         """
         self.head = head
+        tokens, _, energy = costs(head.headers)
         # Of a recording it is not the tokens of a prompt.
-        self.count = TokenCount(0 if ROUTES[self._request.path].upload else costs(head.headers)[0])
+        self.count = TokenCount(0 if ROUTES[self._request.path].upload else tokens, energy)
         kind = head.headers.get("content-type", "").partition(";")[0].strip()
         if kind in STREAMS:
             asked = not self.as_bytes or ROUTES[self._request.path].upload or asks_for_stream(self._request)
@@ -218,8 +224,7 @@ class ReplyReader:
         within = response if isinstance(response, dict) else message if data.get("type") == "message_start" else data
         self._check(None, data, within)
         self._note_costs(within)
-        if "npu_busy_delta_us" in data:
-            self.said = {**self.said, "npu_busy_delta_us": data["npu_busy_delta_us"]}
+        self.said = {**self.said, **{name: data[name] for name in ("npu_busy_delta_us", "joules") if name in data}}
         begins, self.ended = self._form.begins(found), self._form.ends(found)
         self.begun |= begins or self.ended
         self.count.complete = self.ended

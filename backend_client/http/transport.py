@@ -41,6 +41,10 @@ async def fetch_health(transport: HttpTransport, node: str) -> HealthReport:
         what = "is an npu-gateway and not a node: give its nodes, or use it as the base_url of OpenAI's SDK"
         raise BadReply(what, node=node)
     what = f"/health answered HTTP {reply.status}, but not as a node does; check the address and the port"
+    if node.rstrip("/").endswith(("/v1", "/api")):
+        what = (
+            f"/health answered HTTP {reply.status}; give the node's address without {node[node.rindex('/', 0, -1) :]}"
+        )
     raise BadReply(what, node=node, status=reply.status)
 
 

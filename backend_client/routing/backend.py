@@ -26,7 +26,17 @@ from backend_client.fleet.node import Lease
 from backend_client.fleet.runtime import Runtime
 from backend_client.http import messages
 from backend_client.http.errors import event_error, status_error
-from backend_client.http.messages import ModelReport, NotAnAnswer, Reply, Request, Vectors, costs, plain_name, read_from
+from backend_client.http.messages import (
+    ModelReport,
+    NotAnAnswer,
+    Reply,
+    Request,
+    Vectors,
+    costs,
+    joules,
+    plain_name,
+    read_from,
+)
 from backend_client.http.replies import (
     Forwarded,
     ReplyReader,
@@ -70,12 +80,11 @@ class FleetBackend:
 
     async def embed(self, request: Request) -> EmbedBatch:
         call, lease, (head, _, vectors) = await self._serve(request)
-        tokens, busy = costs(head.headers)
         return EmbedBatch(
             vectors=vectors,
             space=head.headers["x-space"],
-            usage=Usage(tokens),
-            **_origin(call, lease, head.headers, busy, {}),
+            usage=Usage(costs(head.headers)[0]),
+            **_origin(call, lease, head.headers, {}),
         )
 
     async def send(self, request: Request) -> RawReply:
@@ -178,7 +187,7 @@ class FleetBackend:
         else:
             content = self._follow(call, lease, reader, parts, reader.take_content)
         head = reader.head.headers
-        origin = Origin(**_origin(call, lease, head, costs(head)[1], {}))
+        origin = Origin(**_origin(call, lease, head, {}))
         return Forwarded(passed_on(head), origin, call.attempts, reader.count, content)
 
     def _begin(
@@ -395,18 +404,16 @@ def _raw_reply(call: Call, lease: Lease, head: Reply, said: Any, body: Any) -> R
     """The reply with this `body`; `said` is what its body or its last events say of its costs."""
     said = said if isinstance(said, dict) else {}
     prompt, completion = usage_of(said)
-    tokens, busy = costs(head.headers)
     # Of a recording nodes count positions of audio, and only those of its first part.
-    counted = 0 if lease.request.kind == "transcription" else tokens
+    counted = 0 if lease.request.kind == "transcription" else costs(head.headers)[0]
     usage = Usage(prompt or counted, completion)
-    return RawReply(status=head.status, body=body, usage=usage, **_origin(call, lease, head.headers, busy, said))
+    return RawReply(status=head.status, body=body, usage=usage, **_origin(call, lease, head.headers, said))
 
 
-def _origin(
-    call: Call, lease: Lease, head: Mapping[str, str], busy: int | None, said: Mapping[str, Any]
-) -> dict[str, Any]:
+def _origin(call: Call, lease: Lease, head: Mapping[str, str], said: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `Origin`, for every result of a node."""
-    # A stream's device and busy time are known only at its end, so the body goes before the headers.
+    # A stream's device and costs are known only at its end, so the body goes before the headers.
+    _, busy, energy = costs(head)
     later, device, emulated = (said.get(name) for name in ("npu_busy_delta_us", "device", "emulated"))
     return {
         "source": "node",
@@ -417,6 +424,7 @@ def _origin(
         "attempts": tuple(call.attempts),
         "route_reason": head.get("x-npu-node-route-reason"),
         "npu_busy_delta_us": later if type(later) is int else busy,
+        "joules": joules(said.get("joules")) or energy,
         "emulated": emulated if isinstance(emulated, bool) else head.get("x-npu-emulated") == "true",
         "headers": head,
     }

@@ -65,7 +65,7 @@ class FallbackBackend:
 
     def _counted(self, answer: A, before: Attempts) -> A:
         if answer.source == "node":
-            self._ledger.kept_local(answer.usage)
+            self._ledger.kept_local(answer.usage, answer.joules)
         return replace(answer, attempts=before + answer.attempts) if before else answer
 
     async def open(self, request: Request) -> EventStream:
@@ -83,7 +83,7 @@ class FallbackBackend:
         if found.origin.source == "node":
             if not isinstance(found.content, bytes):
                 return replace(found, content=self._counting(found.content, (), found))
-            self._ledger.kept_local(found.count.usage)
+            self._ledger.kept_local(found.count.usage, found.count.joules)
         return found
 
     @owning
@@ -96,7 +96,7 @@ class FallbackBackend:
             async for item in items:
                 yield self._counted(item, before) if isinstance(item, RawReply) else item
             if found is not None:
-                self._ledger.kept_local(found.count.usage)
+                self._ledger.kept_local(found.count.usage, found.count.joules)
         finally:
             await items.aclose()
 

@@ -6,6 +6,10 @@ set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 python=${PYTHON:-$root/.venv-bundle/bin/python}
 dist=${DIST:-$root/dist}
+# What PyInstaller would miss after minutes is said now.
+command -v objdump > /dev/null || { echo "build.sh: objdump is missing: apt install binutils" >&2; exit 1; }
+library=$("$python" -c 'import sys; print("libpython%d.%d" % sys.version_info[:2] * (sys.base_prefix == "/usr"))')
+[ -z "$library" ] || /sbin/ldconfig -p | grep -q "$library\.so" || { echo "build.sh: $library is missing: apt install $library" >&2; exit 1; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

@@ -51,6 +51,7 @@ sed 's#^\# model_store = .*#\# model_store: /var/lib/npu-node/models (set by the
 echo /etc/npu-node/node.toml > "$package/DEBIAN/conffiles"
 for script in postinst prerm postrm; do install -m 755 "$root/packaging/deb/$script" "$package/DEBIAN/$script"; done
 install -m 644 "$root/packaging/deb/lintian-overrides" "$package/usr/share/lintian/overrides/npu-node"
+install -m 644 "$root"/README.md "$root"/CHANGELOG.md "$root"/docs/*.md "$package/usr/share/doc/npu-node"
 install -m 644 "$root/packaging/deb/copyright" "$package/usr/share/doc/npu-node/copyright"
 printf 'npu-node (%s-1~%s) unstable; urgency=medium\n\n  * Built from a checkout; see CHANGELOG.md.\n\n -- %s  %s\n' \
     "$version" "$release" "$maintainer" "$(date -R --utc --date="@${SOURCE_DATE_EPOCH:-$(date +%s)}")" | gzip -9n > "$package/usr/share/doc/npu-node/changelog.Debian.gz"

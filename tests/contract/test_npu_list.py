@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from worker_node.devices.energy import REGISTERS
-from worker_node.doctor.checks import _NPUS, _known_pairs
+from worker_node.doctor.drivers import NPUS, known_drivers
 
 ROOT = Path(__file__).parents[2]
 ROLES = ROOT / "ansible" / "roles"
@@ -17,34 +17,34 @@ ROLES = ROOT / "ansible" / "roles"
 def test_docs_have_a_row_for_every_npu_with_its_generation():
     page = (ROOT / "docs" / "npu-machine.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]*) \| 8086:(\w{4}) \| (\w{4}) \|", page, re.MULTILINE)
-    assert {identity: (re.sub(r" \(.*", "", name), generation) for name, identity, generation in rows} == _NPUS
+    assert {identity: (re.sub(r" \(.*", "", name), generation) for name, identity, generation in rows} == NPUS
 
 
 @pytest.mark.parametrize("role", ["npu_driver", "npu_passthrough_host"])
 def test_roles_look_for_every_npu(role):
     variables = yaml.safe_load((ROLES / role / "vars" / "main.yml").read_text(encoding="utf-8"))
-    assert set(variables[f"{role}_pci_ids"]) == set(_NPUS)
+    assert set(variables[f"{role}_pci_ids"]) == set(NPUS)
 
 
 def test_no_other_page_or_script_has_a_list_of_its_own():
     places = [*ROOT.glob("docs/*.md"), *ROOT.glob("packaging/**/*"), *ROOT.glob("config/**/*"), *ROOT.glob("*.md")]
     places += [*ROLES.glob("*/README.md"), *ROLES.glob("*/tasks/*.yml")]
-    listing = re.compile("|".join(f"\\b{identity}\\b" for identity in _NPUS))
+    listing = re.compile("|".join(f"\\b{identity}\\b" for identity in NPUS))
     holders = {path.name for path in places if path.is_file() and listing.search(path.read_text(errors="replace"))}
     assert holders <= {"npu-machine.md", "npu-facts.md", "CHANGELOG.md"}
 
 
 def test_energy_registers_and_drivers_are_of_known_npus():
-    names = {name for name, _ in _NPUS.values()}
+    names = {name for name, _ in NPUS.values()}
     assert {re.sub(r"-\w$", "", register.processor) for register in REGISTERS.values()} <= names
-    assert {row["npu"] for row in _known_pairs()["first"]} <= names
+    assert {row["npu"] for row in known_drivers()["first"]} <= names
 
 
 def searched(role, step, sysfs):
     """What the role's search prints on a machine."""
     tasks = yaml.safe_load((ROLES / role / "tasks" / "preflight.yml").read_text(encoding="utf-8"))
     (command,) = [task["ansible.builtin.shell"]["cmd"] for task in tasks if task["name"].startswith(step)]
-    environment = {"SYSFS": str(sysfs), "IDS": " ".join(_NPUS), "PATH": "/usr/bin:/bin"}
+    environment = {"SYSFS": str(sysfs), "IDS": " ".join(NPUS), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -64,7 +64,7 @@ def machine(tmp_path):
 
 
 @pytest.mark.linux
-@pytest.mark.parametrize("identity", [*_NPUS])
+@pytest.mark.parametrize("identity", [*NPUS])
 def test_roles_find_each_npu(machine, identity):
     sysfs = machine("0000:00:0b.0", identity, "120000")
     assert searched("npu_driver", "Look for", sysfs) == [f"0000:00:0b.0 {identity}"]

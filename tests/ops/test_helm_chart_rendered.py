@@ -142,6 +142,23 @@ def test_a_machine_has_one_node_with_its_device_and_an_upgrade_never_two(helm):
     assert other_keys["annotations"] != pods["annotations"], "other keys restart the nodes"
 
 
+def test_pods_that_ask_for_a_device_select_machines_with_one_unless_other_labels_are_given(helm):
+    ray = ("ray.enabled=true", "ray.image=image:1", "ray.authTokenSecret=token")
+    nfd = {"intel.feature.node.kubernetes.io/npu": "true"}
+    own = "nodeSelector.example\\.net/npu=yes"
+
+    def selectors(*given):
+        manifests = rendered(helm, *ray, *given)
+        (workers,) = manifests["RayCluster"]["spec"]["workerGroupSpecs"]
+        pods = (manifests["DaemonSet"]["spec"]["template"], workers["template"])
+        return [pod["spec"].get("nodeSelector") for pod in pods]
+
+    assert selectors() == [nfd, nfd]
+    assert selectors("resourceKey=") == [None, None]
+    assert selectors(own) == [{"example.net/npu": "yes"}] * 2
+    assert selectors("ray." + own) == [nfd, {"example.net/npu": "yes"}]
+
+
 def test_a_data_set_is_an_indexed_job_that_another_data_set_replaces(helm, tmp_path):
     job = rendered(helm, *BULK)["Job"]
     spec = job["spec"]

@@ -70,6 +70,10 @@ def test_releases_and_models_came_as_asked(fleet):
     assert EMBEDDER in pulled
 
 
+def test_root_has_the_command_with_the_service_s_models(host):
+    assert EMBEDDER in host.check_output("npu-node list")
+
+
 def test_an_embedding_is_right_and_from_the_npu_s_path(machine):
     texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "Quarterly revenue rose."]
     _, reply = call(f"http://{machine.address}:8081/embeddings", KEY, {"texts": texts})

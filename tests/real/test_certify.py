@@ -68,10 +68,13 @@ def test_a_right_device_gets_a_passport_that_a_node_shows_until_something_change
     )
     assert {check["status"] for check in checks.values()} == {"passed", "skipped"}
     assert [name for name, check in checks.items() if check["status"] == "skipped"] == [
+        "energy",
         "suspend and resume",
         "endurance",
     ]
     assert checks["agreement with the CPU"]["values"]["lowest"] > 0.99
+    assert checks["energy"]["detail"] == "the NPU is emulated"
+    assert passport["efficiency"] == {"tokens_per_joule": None, "texts_per_joule": None}
     assert "Emulated on a CPU" in (directory / f"{EMBEDDER}.NPU-emulated.html").read_text()
     assert "certified" in run("passports", "--config", emulated, "list")
     with start_node("--config", str(emulated), ready=False) as node:

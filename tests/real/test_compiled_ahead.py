@@ -5,6 +5,7 @@ On two of the model's layers: what is written and read does not depend on their 
 
 import os
 import re
+import select
 import shutil
 import tomllib
 from pathlib import Path
@@ -71,7 +72,9 @@ class Engine:
     def run(self, job):
         events = []
         self.runner.submit(job)
-        while self.runner.has_work:
+        while self.runner.has_work or self.runner.stats().running:
+            if not self.runner.has_work:
+                assert select.select([self.runner.wake_fd], [], [], 30)[0], "the device never finished"
             self.runner.step(events.append, lambda: None)
         return events
 
@@ -211,9 +214,20 @@ blobs = "{foreign}"
         ((WRITER, "--device", "CPU", "--out", "x"), "invalid choice: 'CPU'"),
         (("no-such-model", "--out", "x"), "npu-node pull no-such-model"),
         ((WRITER, "--out", Path(__file__).parent), "holds other files"),
+        ((WRITER, "--platform", "4000", "--out", "x"), "unset NPU_NODE_NPU_EMULATION"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_before_anything_is_loaded(quick_models, arguments, reason, tmp_path):
     done = compile_ahead(quick_models, *(tmp_path / "x" if each == "x" else each for each in arguments))
     assert done.returncode
     assert reason in done.stderr
+
+
+def test_another_machines_npu_needs_a_compiler_here(quick_models, tmp_path):
+    """OpenVINO's wheel for Linux has none."""
+    environment = {name: value for name, value in os.environ.items() if name != "NPU_NODE_NPU_EMULATION"}
+    arguments = ["compile", WRITER, "--platform", "4000", "--out", tmp_path / "x"]
+    done = run_node_command(arguments, env=environment | quick_models, timeout=100)
+    assert done.returncode
+    assert "no NPU compiler on this machine" in done.stderr
+    assert not (tmp_path / "x").exists()

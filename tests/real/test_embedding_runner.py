@@ -13,7 +13,7 @@ import pytest
 from worker_node.core.types import Device, ModelKind
 from worker_node.encoders.dynamic import DynamicEncoder
 from worker_node.encoders.jobs import RowJob
-from worker_node.engines.protocol import VECTOR_DTYPE, EngineSpec
+from worker_node.engines.protocol import VECTOR_DTYPE, EngineSpec, Outcome
 
 pytestmark = pytest.mark.real
 
@@ -36,6 +36,10 @@ def runner(request, store):
     runner.close()
 
 
+def parts(event):
+    return event.parts() if isinstance(event, Outcome) else ()
+
+
 def embed(runner, *jobs):
     for each in jobs:
         runner.submit(each)
@@ -43,7 +47,7 @@ def embed(runner, *jobs):
     while len(done) < len(jobs):
         if not runner.has_work:
             assert select.select([runner.wake_fd], [], [], 30)[0], "the device never finished"
-        runner.step(lambda outcome: done.update((part.id, part) for part in outcome.parts()), lambda: None)
+        runner.step(lambda event: done.update((part.id, part) for part in parts(event)), lambda: None)
     return np.concatenate([np.frombuffer(done[each.id].data, VECTOR_DTYPE).reshape(-1, 384) for each in jobs])
 
 
@@ -59,10 +63,10 @@ def _runs(path, options):
     runner, ran = DynamicEncoder(spec), []
     start = runner._start
 
-    def noting(slot, batch):
+    def noting(slot):
         streams = slot.request.get_compiled_model().get_property("NUM_STREAMS")
-        start(slot, batch)
-        ran.append((streams, slot.tokens // len(batch)))
+        ran.append((streams, slot.tokens // len(slot.batch)))
+        start(slot)
 
     runner._start = noting
     runner.load()

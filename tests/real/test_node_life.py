@@ -130,7 +130,7 @@ def test_a_changed_file_is_applied_by_a_signal_a_request_and_itself(tmp_path):
         status, report = asyncio.run(reload(node))
         assert (status, report["restart"]) == (200, ["embedding_cache"])
         config.write_text("models = []\nmax_textz = 7\n")
-        if os.environ.get("NPU_NODE_PORTABLE") != "1":
+        if hasattr(signal, "SIGHUP"):
             node.process.send_signal(signal.SIGHUP)
         status, refused = asyncio.run(reload(node))
         assert status == 400
@@ -145,7 +145,7 @@ def test_a_changed_file_is_applied_by_a_signal_a_request_and_itself(tmp_path):
         assert node.terminate() == 0
 
 
-@pytest.mark.linux  # what a pull starts: Windows has the job object, portable mode nothing
+@pytest.mark.linux
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_an_end_does_not_wait_for_a_pull_and_leaves_no_pip(tmp_path, end):
     """The index of packages takes the connection and never answers: a download would go on for as long."""

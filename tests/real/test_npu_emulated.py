@@ -188,3 +188,21 @@ async def test_vectors_from_static_buckets_are_the_other_librarys(npu_node, http
     assert headers["X-NPU-Node-Route-Reason"] == "device_required"
     assert worst_cosine(np.asarray(reply["embeddings"])) >= 0.999
     assert reply["npu_busy_delta_us"] > 0
+
+
+async def test_texts_whose_runs_overlap_have_the_same_vectors_and_are_each_proven(npu_node, http):
+    texts = [f"text {number} of several" + " and more" * (number % 3 * 20) for number in range(12)]
+
+    async def embed(text):
+        headers, reply = await ask(http, npu_node, {"texts": [text]}, NPU_ONLY, path="/embeddings")
+        assert "X-NPU-Proven" not in headers
+        return reply["embeddings"], reply["npu_busy_delta_us"]
+
+    one_by_one = [await embed(text) for text in texts]
+    before = npu_node.health()[1]["npu"]["busy_time_us"]
+    at_once = await asyncio.gather(*map(embed, texts))
+    used = npu_node.health()[1]["npu"]["busy_time_us"] - before
+    assert [vectors for vectors, _ in at_once] == [vectors for vectors, _ in one_by_one]
+    claimed = [us for _, us in at_once]
+    assert min(claimed) > 0
+    assert sum(claimed) <= used

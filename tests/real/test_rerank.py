@@ -42,6 +42,7 @@ def reranking(models):
         path = "{root / "one"}"
         placements = ["NPU", "CPU"]
         npu_buckets = [32, 128]
+        infer_requests = 2
 
         [[models]]
         name = "two"

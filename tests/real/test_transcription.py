@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import aiohttp
@@ -22,8 +23,11 @@ from tests.support.speech import SPEECH, pcm, reference_words, wav, word_errors
 from tests.support.whisper import MODEL
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineSpec
+from worker_node.serving.task import Target
+from worker_node.settings import ModelSettings
+from worker_node.tasks.transcribe.building import TRANSCRIBE
 from worker_node.tasks.transcribe.engine import TranscribeRunner
-from worker_node.tasks.transcribe.task import VOICE_MODEL, TranscribeJob, Transcript
+from worker_node.tasks.transcribe.task import VOICE_MODEL, TranscribeJob, TranscribeOptions, Transcript
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -79,12 +83,11 @@ async def test_at_most_one_word_in_twenty_is_wrong(send, device, long):
 
 async def test_times_of_words_and_segments_grow_and_stay_inside_the_audio(send):
     file = next(iter(SPEECH))
-    status, _, body = await send(
-        file.read_bytes(),
-        response_format="verbose_json",
-        **{"timestamp_granularities[]": ["word", "segment"]},
-    )
+    wanted = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
+    status, headers, body = await send(file.read_bytes(), **wanted)
     assert status == 200
+    # The NPU's fast decoder gives no times of words.
+    assert (headers["X-NPU-Node-Device"], headers["X-NPU-Node-Route-Reason"]) == ("CPU", "unsupported_on_npu")
     assert (body["task"], body["language"]) == ("transcribe", "en")
     assert body["duration"] == pytest.approx(7.1, abs=0.1)
     times = [time for word in body["words"] for time in (word["start"], word["end"])]
@@ -93,6 +96,13 @@ async def test_times_of_words_and_segments_grow_and_stay_inside_the_audio(send):
     assert " ".join(word["word"] for word in body["words"]) == body["text"]
     assert "".join(segment["text"] for segment in body["segments"]).strip() == body["text"]
     assert body["segments"][-1]["end"] <= body["duration"] + 0.1
+
+
+async def test_word_times_of_the_npu_are_refused_with_the_option_that_gives_them(send):
+    wanted = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
+    status, _, body = await send(next(iter(SPEECH)).read_bytes(), headers={"X-NPU-Require-Device": "NPU"}, **wanted)
+    assert (status, body["error"]["param"]) == (400, "timestamp_granularities[]")
+    assert "word_timestamps = true" in body["error"]["message"]
 
 
 async def test_long_audio_is_heard_in_windows_whose_times_go_on(send):
@@ -233,6 +243,24 @@ async def test_a_prompt_longer_than_the_decoder_takes_is_cut_and_costs_no_engine
     status, _, body = await send(file.read_bytes(), headers=ON_CPU, prompt=prompt)
     assert status == 200, body
     assert engines() == before
+
+
+def test_an_npu_gives_times_of_words_where_the_model_is_set_to(speech_store):
+    """In this process, on the emulated NPU, with the plan that a node makes of the setting."""
+    installed = speech_store.get(MODEL)
+    target = Target(installed, ModelSettings(name=MODEL), Device.NPU, emulated=True, memory=None)
+    assert "word_timestamps" in TRANSCRIBE.plan(TranscribeOptions(), target).lacks
+    plan = TRANSCRIBE.plan(TranscribeOptions(word_timestamps=True), target)
+    assert "word_timestamps" not in plan.lacks
+    runner = TranscribeRunner(
+        EngineSpec(MODEL, "transcription", str(installed.path), Device.NPU, "", asdict(plan.options), emulated=True)
+    )
+    runner.load()
+    events = []
+    runner.submit(TranscribeJob(1, pcm(next(iter(SPEECH))).tobytes(), time.monotonic() + 600, words=True))
+    runner.step(events.append, lambda: None)
+    assert "".join(word.text for word in events[-1].words) == events[-1].text
+    runner.close()
 
 
 def test_a_cancelled_window_stops_the_pipeline_at_its_next_token(speech_store):

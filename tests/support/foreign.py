@@ -1,7 +1,6 @@
 """Clients and test suites of others: what they need is fetched once and kept, and their results are counted."""
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -15,6 +14,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
+from worker_node.core.operating_system import lock
 
 INSTALL_LIMIT_S = 400
 ATTEMPTS = 3
@@ -64,7 +65,7 @@ def _lock(path):
     """Only one worker, of any run, is inside the block: the others wait for what it makes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file)
         yield
 
 

@@ -18,8 +18,8 @@ Any other is echoed token by token.
 """
 
 import os
-import resource
 import signal
+import sys
 import time
 from array import array
 from pathlib import Path
@@ -183,5 +183,8 @@ class ScriptedRunner:
 
 def die():
     """End as native code does that a request broke, without a core file."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.kill(os.getpid(), signal.SIGSEGV)

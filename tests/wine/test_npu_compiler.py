@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from tests.wine.npu_compiler import (
+    EMBEDDER,
     KNOWN,
     PAGE,
     ROWS,
@@ -15,7 +16,8 @@ from tests.wine.npu_compiler import (
     result_of,
     table,
 )
-from tests.wine.windows import windows
+from tests.wine.windows import windows, windows_path
+from worker_node.devices.blobs import read_record
 
 CASES = [(row, platform) for row in ROWS for platform in row.platforms]
 
@@ -66,3 +68,18 @@ def test_the_page_shows_the_committed_results():
         f"{KNOWN.name} must have each row; run python -m tests.wine.npu_compiler"
     )
     assert table(known) in PAGE.read_text()
+
+
+@pytest.mark.timeout(600)
+def test_a_machine_without_an_npu_compiles_for_one_and_does_not_call_it_proven(installation, tmp_path):
+    settings = tmp_path / "node.toml"
+    settings.write_text(f'[[models]]\nname = "{EMBEDDER}"\nnpu_buckets = [32]\n')
+    store, out = windows_path(model_store()), windows_path(tmp_path / "blobs")
+    command = ["-m", "worker_node", "compile", EMBEDDER, "--platform", "4000", "--out", out]
+    done = installation.run(*command, "--config", windows_path(settings), "--model-store", store)
+    assert "NOT PROVEN: no NPU 4000 has run it" in done.stdout, done.stdout
+    record = read_record(tmp_path / "blobs")
+    assert (record.proven, record.origin["architecture"], record.origin["driver"]) == (False, "4000", None)
+    assert "npu=4000" in record.requirements["32-tokens.blob"]
+    # The weights, 45 MB, are left out.
+    assert (tmp_path / "blobs" / "32-tokens.blob").stat().st_size < 3e6

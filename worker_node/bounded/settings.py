@@ -75,6 +75,8 @@ def bounded_model(name: str = "bounded", blobs: Path | None = None) -> ModelSett
         "min_response_len": 64,
         "prefill_hint": "DYNAMIC",
         "generate_hint": "FAST_COMPILE",
+        # What a job costs and takes does not depend on those before it.
+        "enable_prefix_caching": False,
         "blobs": None if blobs is None else str(blobs.expanduser()),
     }
     return ModelSettings(name=name, placements=(PlacementSettings(device="NPU", load="eager"),), **fixed)

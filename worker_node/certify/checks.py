@@ -122,6 +122,7 @@ class Certification:
         self.checks: list[CheckResult] = []
         self.limit: int | None = None
         self.rates: dict[str, float | None] = {"prompt_tokens_per_s": None, "tokens_per_s": None, "texts_per_s": None}
+        self.efficiency: dict[str, float] = {}
         self._reference = reference
         self._plan = plan
         self._say = say
@@ -250,8 +251,9 @@ class Certification:
         lengths = inputs.lengths(max(inputs.LENGTHS[0], min(self._window, self.limit or self._window) - 16), 5)
         first, speeds = [], []
         for length in lengths:
-            # Another prompt than that of the agreement: a prefix cache would answer at once.
-            times = self.node.stream(inputs.prompt(length, 3, self.node.tokenize), 16)
+            # It begins as no other prompt does: a prefix cache would answer at once.
+            begun = self.node.tokenize(f"Prompt {length}:")[:length]
+            times = self.node.stream(begun + inputs.prompt(length, 3, self.node.tokenize)[len(begun) :], 16)
             first.append(times[0])
             if len(times) > 2:
                 speeds.append((len(times) - 1) / max(1e-6, times[-1] - times[0]))
@@ -395,6 +397,29 @@ class Certification:
         values = {"busy_us": busy, "request_us": round(took)}
         return f"{busy / 1e3:.1f} ms busy in a request of {took / 1e3:.1f} ms", values
 
+    def energy(self) -> Found:
+        # The native replies say why there is no figure.
+        if self._kind == "generation":
+            tokens = min(64, self._window)
+            body = {"prompt": "Count:", "max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+            reply = self.node.post("/inference", body)
+            count, what = reply["usage"]["completion_tokens"], "tokens"
+        elif self._kind == "embedding":
+            texts = inputs.texts(self._window, 64)
+            # What the node had from its cache would cost nothing.
+            reply = self.node.post("/embeddings", {"texts": texts})
+            count, what = len(texts), "texts"
+        else:
+            reply, count, what = self._work(), 1, "requests"
+        joules = reply["_joules"]
+        if joules is None:
+            npu = self.node.health()["npu"]["reasons"].get("energy_uj") if self._device == "NPU" else None
+            raise Skipped(reply.get("joules_reason") or npu or "no counter of this device's energy can be read")
+        if what != "requests":
+            self.efficiency[f"{what}_per_joule"] = round(count / joules, 4)
+        whose = "the NPU" if self._device == "NPU" else "the processor's package"
+        return f"{joules:.3f} J of {whose} for {count} {what}", {"joules": joules, what: count}
+
     def memory(self) -> Found:
         pid = self._pid()
         before = resident_memory(pid)
@@ -487,6 +512,7 @@ _OF_KIND: Mapping[str, Sequence[_Planned]] = {
 }
 _LAST = (
     _Planned("busy counter", Certification.busy_counter, (18, 20)),
+    _Planned("energy", Certification.energy, (27, 30)),
     _Planned("memory", Certification.memory, (14,)),
     _Planned(KILLED, Certification.killed_engine, (20,)),
     _Planned("second load", Certification.second_load, (14, 15, 16)),

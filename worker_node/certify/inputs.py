@@ -48,8 +48,8 @@ RANKED = (
     "How is the area of rectangles added up?",
 )
 DOCUMENTS = tuple(text.strip() for text in PASSAGES)
-# In tokens, each a quarter longer than the one before: 13, 16, 20 … 1024 … 8192.
-LENGTHS = tuple(round(2 ** (step / 3)) for step in range(11, 40))
+# In tokens, each a quarter longer than the one before: 13, 16, 20 … 1024 … 16384.
+LENGTHS = tuple(round(2 ** (step / 3)) for step in range(11, 43))
 # No text has more tokens than this many for each of its words.
 _TOKENS_PER_WORD = (2, 5, 5, 2, 5)
 _TEXTS = 300

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from worker_node.core.errors import NodeError
 from worker_node.core.operating_system import tethered
+from worker_node.devices.npu import MOST_PROMPT_TOKENS
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 Json = dict[str, Any]
@@ -29,7 +30,8 @@ _VARIABLES = ("NPU_NODE_", "NPU_PROXY_", "NOTIFY_SOCKET", "WATCHDOG_")
 # Of the settings these count for the examined node too: where its files are, and how engines are run and watched. Keys,
 # addresses and what else a service does for its callers do not concern it.
 _SHARED = frozenset({
-    "model_store", "compile_cache", "npu_sysfs", "npu_emulation", "npu_token_limit", "faults", "allow_faults",
+    "model_store", "compile_cache", "npu_sysfs", "energy_sysfs", "npu_emulation", "npu_token_limit", "faults",
+    "allow_faults",
     "load_timeout_s", "watchdog_s", "run_timeout_s", "quarantine_s", "crash_limit", "crash_window_s",
     "engine_memory_growth", "engine_nice", "max_body_bytes", "max_image_body_bytes",
 })  # fmt: skip
@@ -65,9 +67,10 @@ class RunningNode:
         self, model: ModelSettings, place: PlacementSettings, settings: NodeSettings, say: Callable[[str], None]
     ) -> None:
         wanted = model.model_dump(mode="json", exclude_unset=True, exclude={"options", "idle_unload_s", "placements"})
-        wanted |= {**model.options, "placements": [place.model_dump(mode="json", exclude_unset=True)]}
+        wanted |= {**model.examined_options(), "placements": [place.model_dump(mode="json", exclude_unset=True)]}
         shared = settings.model_dump(mode="json", include=set(_SHARED), exclude_none=True)
-        given = {**shared, **_OWN, "models": [wanted]}
+        # What is proven here is how long prompts may be.
+        given = {"npu_token_limit": MOST_PROMPT_TOKENS, **shared, **_OWN, "models": [wanted]}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_VARIABLES)}
         self._environment = {**inherited, "NPU_NODE_CONFIG": ""} | {
             f"NPU_NODE_{name.upper()}": value if isinstance(value, str) else json.dumps(value, default=str)
@@ -219,4 +222,8 @@ class RunningNode:
             too_long = isinstance(said, dict) and said.get("code") == "context_length_exceeded"
             raise (PromptTooLong if too_long else CallFailed)(f"HTTP {reply.status_code}: {str(said)[:300]}")
         busy = reply.headers.get("X-NPU-Busy-Delta-Us")
-        return body | {"_busy_us": int(busy) if busy and busy.isdigit() else None}
+        joules = reply.headers.get("X-NPU-Node-Joules")
+        return body | {
+            "_busy_us": int(busy) if busy and busy.isdigit() else None,
+            "_joules": None if joules is None else float(joules),
+        }

@@ -80,9 +80,25 @@ def _facts(passport: Passport) -> dict[str, str]:
         "npu-node": passport.version,
         "made": passport.made,
         "compared with": passport.reference,
+        **_power(passport),
         "signed by": passport.signature.key if passport.signature else "nobody",
         **({} if limit is None else {"prompts up to": f"{limit} tokens"}),
     }
+
+
+def _power(passport: Passport) -> dict[str, str]:
+    """What supplied the machine, what bounded the NPU's frequency, and what a joule did, as far as they are known."""
+    power, facts = passport.power, {}
+    if power.source is not None:
+        watts = "" if power.adapter_watts is None else f", an adapter of {power.adapter_watts:g} W"
+        facts["power"] = f"{power.source}{watts}"
+    limits = [f"{name} {mhz}" for name, mhz in power.npu_mhz.model_dump().items() if mhz is not None]
+    if limits:
+        facts["MHz of the NPU"] = ", ".join(limits)
+    for name, value in passport.efficiency.model_dump().items():
+        if value is not None:
+            facts[name.replace("_", " ")] = f"{value:g}"
+    return facts
 
 
 def _row(*cells: str, style: str = "") -> str:

@@ -14,10 +14,24 @@ from worker_node.certify.nodes import CallFailed, RunningNode
 from worker_node.certify.reference import Reference, read_reference, shipped_reference
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
+from worker_node.devices.energy import power_source
+from worker_node.devices.npu import find_npu, frequency_limits
 from worker_node.devices.probe import Probe
-from worker_node.doctor.checks import ExaminedMachine, examine, read_kernel_log
+from worker_node.doctor.checks import examine
+from worker_node.doctor.machine import ExaminedMachine, read_kernel_log
 from worker_node.models.directory import MODEL_FILE, InstalledModel
-from worker_node.models.passports import CheckResult, Identity, Limits, Passport, Rates, Verdict, now
+from worker_node.models.passports import (
+    CheckResult,
+    Efficiency,
+    Frequencies,
+    Identity,
+    Limits,
+    Passport,
+    Power,
+    Rates,
+    Verdict,
+    now,
+)
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import identity_of, installed_model, known_problem
 from worker_node.serving.faults import faults_of
@@ -59,7 +73,7 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
     stored = shipped_reference(identity.model, key) if run.reference is None else read_reference(run.reference, key)
     checks = [_doctor(run)] if device is Device.NPU and not emulated else []
     load = CheckResult(name="load", status="passed", detail="", facts=[8, 11, 14], values={})
-    limit, rates = None, Rates()
+    limit, rates, efficiency = None, Rates(), Efficiency()
     with closing(Reference(key, lambda: _start_cpu(run, say), installed.path / MODEL_FILE, stored)) as reference:
         try:
             with closing(RunningNode(wanted, place, run.settings, say)) as node:
@@ -70,6 +84,7 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
                 certification.run()
             checks += certification.checks
             limit, rates = certification.limit, Rates(**certification.rates)
+            efficiency = Efficiency(**certification.efficiency)
         except CallFailed as error:
             detail = f"{error.message}{under_faults}"[:1000]
             checks.append(load.model_copy(update={"status": "failed", "detail": detail}))
@@ -88,6 +103,8 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
         reference=origin,
         limits=Limits(max_prompt_tokens=limit),
         rates=rates,
+        efficiency=efficiency,
+        power=_power(run.settings),
         checks=checks,
     )
 
@@ -116,6 +133,13 @@ def _start_cpu(run: Run, say: Callable[[str], None]) -> RunningNode:
     say("  starting a node on the CPU for comparison")
     without = {"npu_emulation": False, "faults": None}
     return RunningNode(run.wanted, _CPU, run.settings.model_copy(update=without), say)
+
+
+def _power(settings: NodeSettings) -> Power:
+    """What supplies this machine now, and what bounds its NPU's frequency."""
+    supply = power_source(settings.energy_sysfs)
+    limits = Frequencies(**frequency_limits(settings.npu_sysfs or find_npu()))
+    return Power(source=supply.source, adapter_watts=supply.adapter_watts, npu_mhz=limits)
 
 
 def _doctor(run: Run) -> CheckResult:

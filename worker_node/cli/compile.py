@@ -27,6 +27,12 @@ def add_compile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("model", metavar="MODEL", help="the name of an installed model, or a directory with one")
     parser.add_argument("--device", choices=("NPU",), default="NPU", help="what to compile for")
+    parser.add_argument(
+        "--platform",
+        metavar="NPU",
+        help="compile for another machine's NPU, not proven: 3720 (Meteor and Arrow Lake), 4000 (Lunar Lake), 5010 "
+        "(Panther Lake) …; needs an OpenVINO with the NPU compiler, as on Windows",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory for the blobs")
     add_config(parser)
     parser.add_argument("--model-store", type=Path, help="directory of the models")
@@ -47,14 +53,14 @@ def _compile(args: argparse.Namespace) -> int:
     logging.getLogger("worker_node.engines.process").setLevel("CRITICAL")
     settings = settings_source(args).read()
     installed, wanted = _model(args, settings)
-    record = asyncio.run(compile_ahead(installed, wanted, settings, args.out))
+    record = asyncio.run(compile_ahead(installed, wanted, settings, args.out, args.platform))
     sizes = {name: (args.out / name).stat().st_size for name in record.files}
     facts = {name: record.origin[name] for name in _FACTS}
     if args.json:
         settings_in = {name: value for name, value in record.origin.items() if name not in facts}
         files = {name: {"size": sizes[name], "sha256": digest} for name, digest in record.files.items()}
         origin = {"model": record.model, **facts, "settings": settings_in}
-        print_json({"version": record.version, "origin": origin, "files": files})
+        print_json({"version": record.version, "proven": record.proven, "origin": origin, "files": files})
         return 0
     for name, value in facts.items():
         if value is not None and name != "model_sha256":
@@ -62,7 +68,9 @@ def _compile(args: argparse.Namespace) -> int:
     for name, size in sizes.items():
         print(f"{size / 1e6:>10.1f} MB  {name}")
     where = args.out.absolute()
-    use = f"OV_GENAI_NPU_BLOBS={where}" if args.profile == "bounded" else f'blobs = "{where}" for the model'
+    use = f"OV_GENAI_NPU_BLOBS={where}" if args.profile == "bounded" else f'blobs = "{where.as_posix()}" for the model'
+    if not record.proven:
+        print(f"NOT PROVEN: no NPU {args.platform} has run it; a node there asks the canary whenever it loads it")
     print(f"{record.model}: compiled into {args.out}; to use it, set {use}")
     return 0
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from worker_node.cli.serve import add_config
 from worker_node.core.errors import ConfigurationError, ModelNotFound
+from worker_node.core.operating_system import WINDOWS
 
 if TYPE_CHECKING:
     from worker_node.bounded.settings import BoundedSettings
-    from worker_node.doctor.checks import Finding
+    from worker_node.doctor.machine import Finding
     from worker_node.models.store import ModelStore
     from worker_node.settings import ModelSettings, NodeSettings
 
@@ -41,7 +42,8 @@ def _doctor(args: argparse.Namespace) -> int:
     from worker_node.cli.output import print_json
     from worker_node.cli.serve import load_bounded_settings
     from worker_node.devices.probe import probe
-    from worker_node.doctor.checks import ExaminedMachine, Severity, check_cpu, examine, healthy, read_kernel_log
+    from worker_node.doctor.checks import check_cpu, examine, healthy
+    from worker_node.doctor.machine import ExaminedMachine, Severity, read_kernel_log
 
     node, cache = _node(args) if args.profile == "node" else _bounded(load_bounded_settings(args))
     found = asyncio.run(probe())
@@ -68,7 +70,8 @@ def _node(args: argparse.Namespace) -> tuple[list[Finding], Path]:
     from dataclasses import replace
 
     from worker_node.cli.serve import node_store, settings_source
-    from worker_node.doctor.checks import check_models, check_port, check_secret, error, ok, warning
+    from worker_node.doctor.checks import check_models, check_port, check_secret
+    from worker_node.doctor.machine import error, ok, warning
     from worker_node.settings import InvalidSettings
 
     source = settings_source(args)
@@ -78,7 +81,9 @@ def _node(args: argparse.Namespace) -> tuple[list[Finding], Path]:
     except InvalidSettings as refused:
         # Its keys may come from the environment of its unit.
         settings = replace(source, flags={"allow_unauthenticated": True}).read()
-        fix = "none if the service's unit has the keys (systemctl cat npu-node); else set api_keys_file"
+        fix = "set api_keys_file"
+        if not WINDOWS:
+            fix = "none if the service's unit has the keys (systemctl cat npu-node); else set api_keys_file"
         findings.append(warning("api-keys", refused.problems[0].message, fix))
     try:
         store = node_store(args)
@@ -95,7 +100,7 @@ def _node(args: argparse.Namespace) -> tuple[list[Finding], Path]:
 def _bounded(settings: BoundedSettings) -> tuple[list[Finding], Path]:
     """What is said of the bounded profile's model, and its compile cache; `npu-node smoke` runs the model."""
     from worker_node.bounded.service import REFERENCE_MODEL, choose_model, reservation
-    from worker_node.doctor.checks import error, ok, warning
+    from worker_node.doctor.machine import error, ok, warning
     from worker_node.models.store import ModelStore
 
     choice = choose_model(settings.model, ModelStore(), settings.weights.split(","))

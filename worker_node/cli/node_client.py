@@ -154,6 +154,8 @@ class NodeClient:
             remedy = f"set {URL_VARIABLE} to the address that it redirects to"
         elif status in {401, 403}:
             remedy = f"set {KEY_VARIABLE} to a key that it takes, or {URL_VARIABLE} to the node itself"
+        elif self.url.endswith("/v1"):
+            remedy = f"leave out /v1 in {URL_VARIABLE}"
         return NodeCallFailed(f"{self.url} answered {status}, not as a node does: {remedy}", status)
 
     def no_node(self) -> NodeCallFailed:

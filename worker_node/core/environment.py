@@ -13,9 +13,8 @@ from worker_node.core.errors import ConfigurationError
 
 _NAMES = frozenset(
     {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "TEMP", "TMP", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"}
-    # Windows: sockets, users, drivers. And which half of `operating_system` a child takes.
+    # Windows: sockets, users, drivers.
     | {"APPDATA", "LOCALAPPDATA", "PATHEXT", "PROGRAMDATA", "SYSTEMROOT", "USERNAME", "USERPROFILE", "WINDIR"}
-    | {"NPU_NODE_PORTABLE"}
 )
 # Interpreter, loader and allocator; OpenVINO, its plugins and their libraries; Level Zero and OpenCL; test coverage.
 _PREFIXES = (
@@ -42,7 +41,7 @@ def native_environment(own: Mapping[str, str] | None = None) -> dict[str, str]:
 def tool_environment(own: Mapping[str, str] | None = None) -> dict[str, str]:
     """Our environment for a tool that the user configures through it (pip: indexes, proxies), without our settings."""
     own = os.environ if own is None else own
-    return {name: value for name, value in own.items() if not name.startswith(_OWN) or name in _NAMES}
+    return {name: value for name, value in own.items() if not name.startswith(_OWN)}
 
 
 def cache_home() -> Path:

@@ -44,7 +44,7 @@ RouteReason = Literal[
     "model_loading",
 ]
 # What not every placement can do, by the name of the request's parameter.
-Feature = Literal["n", "logprobs", "beam_search", "language_detection"]
+Feature = Literal["n", "logprobs", "beam_search", "language_detection", "word_timestamps"]
 NOTHING: frozenset[Feature] = frozenset()
 
 
@@ -101,19 +101,38 @@ class RequestContext:
         return self.deadline if self.restart_wait_s is None else min(self.deadline, now + self.restart_wait_s)
 
 
+class Energy(msgspec.Struct, frozen=True, array_like=True):
+    """The joules that a run used; None where they were not measured, for a `reason`."""
+
+    joules: float | None = None
+    reason: str | None = None
+
+    def plus(self, other: Energy) -> Energy:
+        """The energy of both; unknown where one of them is, since a part would be taken for all."""
+        if self.joules is None or other.joules is None:
+            return self if self.joules is None else other
+        return Energy(self.joules + other.joules)
+
+    def part(self, count: int) -> Energy:
+        """The share of one of `count` that used it together."""
+        return self if self.joules is None else Energy(self.joules / count)
+
+
 class Busy(msgspec.Struct, frozen=True, array_like=True):
-    """The NPU's busy time during a run in microseconds, None where it was not measured.
+    """What a run took: the NPU's busy time in microseconds, None where it was not measured, and the energy.
 
     `shared`: others are known to have used the NPU too. False means unknown: the counter cannot show exclusive use.
     """
 
     us: int | None = None
     shared: bool = False
+    energy: Energy = Energy(reason="not measured")
 
     def plus(self, other: Busy) -> Busy:
-        """The busy time of both runs; one that was not measured counts as none."""
+        """What both runs took; a busy time that was not measured counts as none."""
         measured = [us for us in (self.us, other.us) if us is not None]
-        return Busy(sum(measured) if measured else None, self.shared or other.shared)
+        total = sum(measured) if measured else None
+        return Busy(total, self.shared or other.shared, self.energy.plus(other.energy))
 
 
 NOT_MEASURED = Busy()
@@ -121,11 +140,15 @@ NOT_MEASURED = Busy()
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens in and out, as the model's own tokenizer counts them; `reasoning_tokens` are among those out."""
+    """Tokens in and out, as the model's own tokenizer counts them; `reasoning_tokens` are among those out.
+
+    `cached_tokens` of the prompt's were in the prefix cache; None where that is not known.
+    """
 
     prompt_tokens: int
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How much energy a device used, by the kernel's cumulative counters.
+"""How much energy a device used, by the kernel's cumulative counters, and what supplies the machine.
 
 The NPU's counter is a register of Intel's Platform Monitoring Technology (PMT). Where it is depends on the processor,
 which the region's GUID names; a region with an unknown GUID is not read. CPU and GPU share the counter of the
@@ -7,13 +7,22 @@ processor's package (RAPL), which counts all that runs there, the NPU too.
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from worker_node.core.types import Device
+from worker_node.core.types import Device, Energy
 
-PMT_CLASS = Path("/sys/class/intel_pmt")
-POWERCAP_CLASS = Path("/sys/class/powercap")
+SYSFS = Path("/sys/class")
+
+# No NPU and no package of a laptop or desktop draws more for long; a counter that says so is not believed. What an
+# update of the counter adds at once may be of the time before the read.
+_NPU_WATTS, _PACKAGE_WATTS = 50.0, 300.0
+_UPDATED_WITHIN_S = 0.25
+_MOST_ADAPTER_WATTS = 1000
 
 # The counter has 32 bits, 14 of them after the point of a joule; on Wildcat Lake one count is a hundred times as much.
 _PMT_COUNTS = 1 << 32
@@ -51,25 +60,35 @@ class EnergyCounter:
     path: Path
     joules_per_count: float
     counts: int
+    most_watts: float
     offset: int | None = None
 
     def read(self) -> int | None:
         """The count now; None where it cannot be read."""
         try:
-            if self.offset is None:
-                return int(self.path.read_bytes())
-            with self.path.open("rb", buffering=0) as file:
-                file.seek(self.offset)
-                found = file.read(4)
+            file = os.open(self.path, os.O_RDONLY)
+            try:
+                if self.offset is None:
+                    return int(os.read(file, 32))
+                os.lseek(file, self.offset, os.SEEK_SET)
+                found = os.read(file, 4)
+            finally:
+                os.close(file)
         except (OSError, ValueError):
             return None
         return int.from_bytes(found, "little") if len(found) == 4 else None
 
-    def joules(self, before: int | None, after: int | None) -> float | None:
-        """The energy between two reads less than one round of the counter apart; None where a read failed."""
+    def energy(self, before: int | None, after: int | None, seconds: float) -> Energy:
+        """What was used between two reads `seconds` apart, if it can be told and be true."""
         if before is None or after is None:
-            return None
-        return (after - before) % self.counts * self.joules_per_count
+            return Energy(reason=f"{self.path} could not be read")
+        most = self.most_watts * (seconds + _UPDATED_WITHIN_S)
+        if most >= self.counts * self.joules_per_count:
+            return Energy(reason=f"the counter may have begun again within a run of {seconds:.0f} s")
+        joules = (after - before) % self.counts * self.joules_per_count
+        if joules > most:
+            return Energy(reason=f"the counter is not believed: it went from {before} to {after} in {seconds:.3f} s")
+        return Energy(joules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +98,38 @@ class Unmeasured:
     reason: str
 
 
-def energy_counter(
-    device: Device, *, emulated: bool = False, pmt: Path = PMT_CLASS, powercap: Path = POWERCAP_CLASS
-) -> EnergyCounter | Unmeasured:
-    """The counter of a device on this machine, which was read once."""
-    if emulated:
+UNMEASURED = Unmeasured("not measured")
+
+
+@dataclass(slots=True)
+class EnergyMeter:
+    """Measures run after run: call `begin` before each, and `so_far` in and after it."""
+
+    source: EnergyCounter | Unmeasured = UNMEASURED
+    clock: Callable[[], float] = time.monotonic
+    _before: int | None = None
+    _began: float = 0.0
+
+    def begin(self) -> None:
+        if isinstance(self.source, EnergyCounter):
+            self._began, self._before = self.clock(), self.source.read()
+
+    def so_far(self) -> Energy:
+        """What was used since `begin`."""
+        if isinstance(self.source, Unmeasured):
+            return Energy(reason=self.source.reason)
+        return self.source.energy(self._before, self.source.read(), self.clock() - self._began)
+
+
+def energy_counter(device: Device, *, emulated: bool = False, sysfs: Path | None = None) -> EnergyCounter | Unmeasured:
+    """The counter of a device on this machine, which was read once.
+
+    `sysfs` is a directory to read in place of /sys/class: then that is the counter of an emulated NPU, too.
+    """
+    if emulated and sysfs is None:
         return Unmeasured("the NPU is emulated")
-    found = _npu_counter(pmt) if device is Device.NPU else _package_counter(powercap)
+    root = sysfs or SYSFS
+    found = _npu_counter(root / "intel_pmt") if device is Device.NPU else _package_counter(root / "powercap")
     if isinstance(found, EnergyCounter) and found.read() is None:
         return Unmeasured(f"{found.path} cannot be read by this user")
     return found
@@ -99,7 +143,8 @@ def _npu_counter(pmt: Path) -> EnergyCounter | Unmeasured:
         except (OSError, ValueError):
             continue
         if (register := REGISTERS.get(guid)) is not None:
-            return EnergyCounter(region / "telem", register.joules_per_count, _PMT_COUNTS, register.offset)
+            telem = region / "telem"
+            return EnergyCounter(telem, register.joules_per_count, _PMT_COUNTS, _NPU_WATTS, register.offset)
         unknown.append(f"{guid:#x}")
     if unknown:
         return Unmeasured(f"no telemetry region is known here: {', '.join(unknown)}")
@@ -111,7 +156,56 @@ def _package_counter(powercap: Path) -> EnergyCounter | Unmeasured:
         try:
             if (zone / "name").read_text().startswith("package"):
                 counts = int((zone / "max_energy_range_uj").read_bytes()) + 1
-                return EnergyCounter(zone / "energy_uj", 1e-6, counts)
+                return EnergyCounter(zone / "energy_uj", 1e-6, counts, _PACKAGE_WATTS)
         except (OSError, ValueError):
             continue
     return Unmeasured(f"no package's counter in {powercap}: the kernel needs intel_rapl_msr")
+
+
+@dataclass(frozen=True, slots=True)
+class PowerSource:
+    """What supplies the machine: "AC", "battery", or None where the kernel does not say.
+
+    `adapter_watts` is what the adapter can give; None where the kernel does not know it, as of most without USB-C.
+    `discharging`: the battery is used, which with an adapter says that this is too weak.
+    """
+
+    source: Literal["AC", "battery"] | None
+    adapter_watts: float | None = None
+    discharging: bool = False
+
+
+def power_source(sysfs: Path | None = None) -> PowerSource:
+    """What supplies the machine now. `sysfs` is read in place of /sys/class."""
+    batteries, adapters = [], []
+    for supply in sorted(((sysfs or SYSFS) / "power_supply").glob("*")):
+        if _text(supply / "scope") == "Device":
+            continue  # of a mouse, or of a screen
+        if _text(supply / "type") == "Battery":
+            batteries.append(_text(supply / "status"))
+        elif _text(supply / "online") in {"1", "2"}:
+            adapters.append(_adapter_watts(supply))
+    discharging = "Discharging" in batteries
+    if adapters:
+        return PowerSource("AC", max((watts for watts in adapters if watts), default=None), discharging)
+    return PowerSource("battery" if batteries else None, discharging=discharging)
+
+
+def _adapter_watts(supply: Path) -> float | None:
+    """By the limit of the input, else by the largest voltage and current; the files hold millionths."""
+    try:
+        limit = supply / "input_power_limit"
+        if limit.exists():
+            watts = int(limit.read_bytes()) / 1e6
+        else:
+            watts = int((supply / "voltage_max").read_bytes()) * int((supply / "current_max").read_bytes()) / 1e12
+    except (OSError, ValueError):
+        return None
+    return round(watts, 1) if 1 <= watts <= _MOST_ADAPTER_WATTS else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""

@@ -13,6 +13,10 @@ _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 _CPUS = Path("/sys/devices/system/cpu")
 
+# As the kernel's document drm-usage-stats has them.
+_FDINFO = re.compile(rb"^drm-(driver|client-id|resident-memory):\s*(\d+(?: [KM]iB)?|\w+)$", re.MULTILINE)
+_UNITS = {b"KiB": 2**10, b"MiB": 2**20}
+
 
 @dataclass(frozen=True, slots=True)
 class MachineMemory:
@@ -100,6 +104,21 @@ def resident_memory(pid: int) -> int | None:
     """Memory of a process that is in RAM now, mapped files included; None if the process has ended."""
     use = process_use(pid)
     return None if use is None else use.resident
+
+
+def npu_memory(pid: int, proc: Path = _PROC) -> int | None:
+    """Memory that a process holds for its work on the NPU; None where the kernel does not say, or it has none open."""
+    clients: dict[bytes, int] = {}
+    for path in (proc / str(pid) / "fdinfo").glob("*"):
+        try:
+            found = dict(_FDINFO.findall(path.read_bytes()))
+        except OSError:
+            continue  # closed meanwhile
+        number, _, unit = found.get(b"resident-memory", b"").partition(b" ")
+        if found.get(b"driver") == b"intel_vpu" and number.isdigit():
+            # Copies of a descriptor are one client.
+            clients[found.get(b"client-id", b"")] = int(number) * _UNITS.get(unit, 1)
+    return sum(clients.values()) if clients else None
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[str]:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worker_node.core.operating_system import lock, shared_file, unlock
-from worker_node.core.types import Busy
+from worker_node.core.operating_system import WINDOWS, lock, shared_file, unlock
+from worker_node.core.types import NOT_MEASURED, Busy, Device, Energy
+from worker_node.devices.energy import UNMEASURED, EnergyCounter, EnergyMeter, Unmeasured, energy_counter
 
 ACCEL_CLASS = Path("/sys/class/accel")
 ACCEL_DEVICES = Path("/dev/accel")
 NPU_DRIVER = "intel_vpu"
 BUSY_TIME_FILE = "npu_busy_time_us"
 # A lost device comes back by itself, or not (DRV#87 in docs/npu-facts.md).
-RELOAD_DRIVER = "sudo rmmod intel_vpu; sudo modprobe intel_vpu"
+RELOAD_DRIVER = (
+    "disable and enable the NPU in Device Manager, under Neural processors"
+    if WINDOWS
+    else "sudo rmmod intel_vpu; sudo modprobe intel_vpu"
+)
+# The largest window of a language model that Intel shows on an NPU.
+MOST_PROMPT_TOKENS = 16_384
 # The driver marks the device idle a moment after the result is there, and both clocks are read one after the other.
 TOLERANCE_US = 1_000
 
@@ -47,7 +54,12 @@ def find_npu(accelerators: Path = ACCEL_CLASS) -> Path:
 
 
 def npu_users(proc: Path = Path("/proc"), device: Path | None = None) -> list[int]:
-    """The ids of all processes that have the device (default: the NPU) open, as far as this user may see them."""
+    """The ids of all processes that have the device (default: the NPU) open, as far as this user may see them.
+
+    Windows does not tell.
+    """
+    if not proc.is_dir():
+        return []
     device = device or ACCEL_DEVICES / find_npu().parent.name
     found = []
     for process in proc.iterdir():
@@ -72,18 +84,32 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class NpuCounters:
-    """The kernel's counters: cumulative µs with jobs submitted (kernel 6.11+), bytes (6.15+), MHz."""
+    """The kernel's counters: cumulative µs with jobs submitted (kernel 6.11+), bytes (6.15+), MHz, cumulative µJ."""
 
     busy_time_us: Reading
     memory_bytes: Reading
     frequency_mhz: Reading
     max_frequency_mhz: Reading
+    energy_uj: Reading
+
+
+# Beyond them the driver answers EMFILE.
+NPU_LIMITS = (
+    "an NPU has 128 contexts and 255 doorbells, 64 and 127 for one user who is not root, and every engine takes some"
+)
+MAKE_ROOM = (
+    "end other programs that use the NPU (sudo fuser -v /dev/accel/accel0 lists them), or serve fewer models on it"
+)
+_FULL = re.compile(r"EMFILE|[Tt]oo many open files|errno:? 24\b")
 
 
 def with_remedy(error: str) -> str:
-    """The error of an engine, with what brings a lost device back."""
-    lost = "DEVICE_LOST" in error
-    return f"{error} (if the NPU does not come back by itself: {RELOAD_DRIVER})" if lost else error
+    """The error of an engine on the NPU, with what brings a lost device back, or makes room on a full one."""
+    if "DEVICE_LOST" in error:
+        return f"{error} (if the NPU does not come back by itself: {RELOAD_DRIVER})"
+    if _FULL.search(error):
+        return f"{error} ({NPU_LIMITS}: {MAKE_ROOM})"
+    return error
 
 
 def version_in(version: str, wanted: str) -> bool:
@@ -115,6 +141,24 @@ def read_counter(path: Path) -> Reading:
         return Reading(None, "does not hold a number")
 
 
+def _read_mhz(directory: Path, name: str, older: str) -> Reading:
+    """A frequency where kernel 7.2 has it, else where the kernels before had it; these names go in 2027."""
+    found = read_counter(directory / "freq" / name)
+    return read_counter(directory / older) if found.value is None else found
+
+
+def frequency_limits(directory: Path) -> dict[str, int | None]:
+    """What bounds the NPU's frequency, in MHz; None for what the kernel or the device does not have.
+
+    `min`, `efficient` and `max` are the device's (kernel 7.2; `max` also before), `set_min` and `set_max` what an
+    administrator allows (from the NPUs 50xx on).
+    """
+    limits = {"max": _read_mhz(directory, "hw_max_freq", "npu_max_frequency_mhz").value}
+    for name in ("hw_min", "hw_efficient", "set_min", "set_max"):
+        limits[name.removeprefix("hw_")] = read_counter(directory / "freq" / f"{name}_freq").value
+    return limits
+
+
 # Memory and frequency are for people and monitoring: read at most once a second, as the driver's authors advise.
 _READ_EVERY_S = 1.0
 
@@ -129,6 +173,7 @@ class NpuSource:
     emulated: bool
     busy_counter: Path
     stand_in: bool
+    energy: EnergyCounter | Unmeasured = UNMEASURED
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
     _others: tuple[Reading, Reading, Reading] | None = field(default=None, init=False, repr=False, compare=False)
     _read_at: float = field(default=0.0, init=False, repr=False, compare=False)
@@ -141,17 +186,25 @@ class NpuSource:
         """
         if self.stand_in:
             nothing = Reading(None, "the NPU is emulated")
-            return NpuCounters(self.busy_time(), nothing, nothing, nothing)
+            return NpuCounters(self.busy_time(), nothing, nothing, nothing, self._energy())
         now = self.clock()
         if self._others is None or now - self._read_at >= _READ_EVERY_S:
             directory = self.busy_counter.parent
             self._others = (
                 read_counter(directory / "npu_memory_utilization"),
-                read_counter(directory / "npu_current_frequency_mhz"),
-                read_counter(directory / "npu_max_frequency_mhz"),
+                _read_mhz(directory, "current_freq", "npu_current_frequency_mhz"),
+                _read_mhz(directory, "hw_max_freq", "npu_max_frequency_mhz"),
             )
             self._read_at = now
-        return NpuCounters(self.busy_time(), *self._others)
+        return NpuCounters(self.busy_time(), *self._others, self._energy())
+
+    def _energy(self) -> Reading:
+        if isinstance(self.energy, Unmeasured):
+            return Reading(None, self.energy.reason)
+        count = self.energy.read()
+        if count is None:
+            return Reading(None, f"{self.energy.path} cannot be read")
+        return Reading(round(count * self.energy.joules_per_count * 1e6))
 
     def busy_time(self) -> Reading:
         """The busy time alone, now: a proof needs it before and after a run."""
@@ -213,26 +266,32 @@ class StandInWriter:
 
 
 @contextmanager
-def npu_source(directory: Path | None, *, emulated: bool) -> Iterator[NpuSource]:
+def npu_source(directory: Path | None, *, emulated: bool, energy_sysfs: Path | None = None) -> Iterator[NpuSource]:
     """The source for as long as the block runs.
 
     Without a `directory` the counters are those of the accelerator whose driver is the NPU's.
     An emulated NPU has a stand-in counter, unless a `directory` is given: then its counters are read and never written.
     """
+    energy = energy_counter(Device.NPU, emulated=emulated, sysfs=energy_sysfs)
     if directory is not None or not emulated:
-        yield NpuSource(emulated, (directory or find_npu()) / BUSY_TIME_FILE, stand_in=False)
+        yield NpuSource(emulated, (directory or find_npu()) / BUSY_TIME_FILE, stand_in=False, energy=energy)
         return
     with stand_in_counter() as path:
-        yield NpuSource(True, path, stand_in=True)
+        yield NpuSource(True, path, stand_in=True, energy=energy)
 
 
-def busy_meter(counter: str | None, *, stand_in: bool) -> BusyMeter:
-    """The meter over the kernel's counter file or the stand-in for it. Raises OSError when the stand-in is gone."""
-    path = Path(counter or "/nonexistent")
+def busy_meter(counter: str | None, energy: EnergyMeter, *, stand_in: bool) -> BusyMeter:
+    """The meter over the kernel's counter file or the stand-in for it; only of the energy without a `counter`.
+
+    Raises OSError when the stand-in is gone.
+    """
+    if counter is None:
+        return BusyMeter(lambda: None, energy=energy)
     if not stand_in:
-        return BusyMeter(lambda: read_counter(path).value)
-    writer = StandInWriter(path)
-    return BusyMeter(writer.read, writer.ran)
+        path = Path(counter)
+        return BusyMeter(lambda: read_counter(path).value, energy=energy)
+    writer = StandInWriter(Path(counter))
+    return BusyMeter(writer.read, writer.ran, energy=energy)
 
 
 @dataclass(slots=True)
@@ -248,6 +307,7 @@ class BusyMeter:
     read: Callable[[], int | None]
     ran: Callable[[float], None] = lambda _seconds: None
     clock: Callable[[], float] = time.monotonic
+    energy: EnergyMeter = field(default_factory=EnergyMeter)
     _rest: int | None = None
     _before: int | None = None
     _began: float = 0.0
@@ -263,27 +323,78 @@ class BusyMeter:
         self._shared = (
             self._before is not None and self._rest is not None and abs(self._before - self._rest) > TOLERANCE_US
         )
+        self.energy.begin()
         self._began = self._reported_until = self.clock()
 
     def so_far(self) -> Busy:
-        """Busy time since `begin`; None also when the counter went backwards. A run once seen to be shared stays so."""
+        """Since `begin`; no busy time also when the counter went backwards. A run once seen to be shared stays so."""
         now = self.clock()
+        energy = self.energy.so_far()
         self.ran(now - self._reported_until)
         self._reported_until = now
         count = self.read()
         if count is None or self._before is None or count < self._before:
-            return Busy(None, self._shared)
+            return Busy(None, self._shared, energy)
         us = count - self._before
         # By a clock read after the counter: held up between the two, we must not take our own run for another's.
         if us > (self.clock() - self._began) * 1e6 + TOLERANCE_US:
             self._shared = True
-        return Busy(us, self._shared)
+        return Busy(us, self._shared, energy)
 
     def end(self) -> Busy:
         """Finish the measurement after a run."""
         busy = self.so_far()
         self._rest = self.read()
         return busy
+
+
+@dataclass(slots=True)
+class _Share:
+    us: float | None = 0.0
+    shared: bool = False
+    energy: Energy = Energy(0.0)  # noqa: RUF009  (frozen)
+
+    def rounded(self) -> Busy:
+        """Rounded down, or the sum of all could be more than there was."""
+        return Busy(None if self.us is None else int(self.us), self.shared, self.energy)
+
+
+@dataclass(slots=True)
+class OverlappingRuns:
+    """Divides what was measured among runs of one engine that overlap: equally among those active at the same moment.
+
+    So all of them together claim no more than there was, and a run that had the device alone claims all of it.
+    """
+
+    meter: BusyMeter
+    _active: dict[Hashable, _Share] = field(default_factory=dict)
+
+    def begin(self, run: Hashable) -> None:
+        """Call it before a run starts."""
+        if self._active:
+            self.divide()
+        self._active[run] = _Share()
+        self.meter.begin()
+
+    def divide(self) -> None:
+        """Measure, and divide it among the active runs."""
+        busy = self.meter.end()
+        for share in self._active.values():
+            share.us = None if share.us is None or busy.us is None else share.us + busy.us / len(self._active)
+            share.shared |= busy.shared
+            share.energy = share.energy.plus(busy.energy.part(len(self._active)))
+        self.meter.begin()
+
+    def so_far(self, run: Hashable) -> Busy:
+        """What an active run had taken when it was divided last."""
+        return self._active[run].rounded()
+
+    def end(self, run: Hashable) -> Busy:
+        """What a run has taken; call it when the run has ended, or is given up."""
+        if run not in self._active:
+            return NOT_MEASURED
+        self.divide()
+        return self._active.pop(run).rounded()
 
 
 @dataclass(slots=True)

@@ -1,173 +1,32 @@
-"""The checks: the kernel's side of the NPU, its user space, and the node's own files; `examine` runs them in order.
-
-What they read of a machine is below a root that tests may put elsewhere.
-"""
+"""The checks: the kernel's side of the NPU, its user space, and the node's own files; `examine` runs them in order."""
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import re
 import socket
-import subprocess
 import tempfile
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-import psutil
-
-from worker_node.core.environment import native_environment
-from worker_node.core.operating_system import group_name
-from worker_node.devices.npu import RELOAD_DRIVER, find_npu, version_in
+from worker_node.core.operating_system import WINDOWS, pci_drivers
+from worker_node.core.types import Device
+from worker_node.devices.energy import EnergyCounter, energy_counter, power_source
+from worker_node.devices.npu import MAKE_ROOM, NPU_LIMITS, RELOAD_DRIVER, find_npu, frequency_limits, version_in
 from worker_node.devices.probe import Probe
-
-# Where distributions and Intel's packages put libraries.
-LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib", "lib/x86_64-linux-gnu")
-_DPKG_STATUS = "var/lib/dpkg/status"
-
-
-class ExaminedMachine:
-    """Files below `root`, the user's rights, and the kernel's log where that could be read.
-
-    Paths are given without a leading slash. Nothing raises: what cannot be read is None or empty.
-    """
-
-    environment: Mapping[str, str] = os.environ
-
-    def __init__(self, root: Path = Path("/"), kernel_log: str | None = None) -> None:
-        self.root = root
-        self.kernel_log = kernel_log
-
-    def read(self, path: str) -> str | None:
-        """The text of a file, stripped."""
-        try:
-            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            return None
-
-    def exists(self, path: str) -> bool:
-        return (self.root / path).exists()
-
-    def find(self, directory: str, pattern: str) -> list[Path]:
-        return sorted((self.root / directory).glob(pattern))
-
-    def link_name(self, path: str) -> str | None:
-        """The last part of what a symbolic link points to."""
-        try:
-            return (self.root / path).readlink().name
-        except OSError:
-            return None
-
-    def library(self, *patterns: str) -> Path | None:
-        found = (path for d in LIBRARY_DIRECTORIES for pattern in patterns for path in self.find(d, pattern))
-        return next(found, None)
-
-    def in_container(self) -> bool:
-        """Whether this is a container, whose kernel and firmware are the host's."""
-        return self.exists("run/.containerenv") or self.exists(".dockerenv") or self.in_kubernetes()
-
-    def in_kubernetes(self) -> bool:
-        return "KUBERNETES_SERVICE_HOST" in self.environment
-
-    def system(self) -> str:
-        """The distribution and its version, as Ubuntu 24.04; empty where it is not known."""
-        lines = (self.read("etc/os-release") or "").splitlines()
-        fields = dict(line.split("=", 1) for line in lines if "=" in line)
-        return " ".join(fields.get(name, "").strip('"') for name in ("NAME", "VERSION_ID")).strip()
-
-    def package_versions(self, *names: str) -> dict[str, str]:
-        """The versions of those Debian packages that are installed."""
-        versions: dict[str, str] = {}
-        for block in (self.read(_DPKG_STATUS) or "").split("\n\n"):
-            fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and line[0] != " ")
-            if fields.get("Package") in names and fields.get("Status", "").endswith(" installed"):
-                versions[fields["Package"]] = fields.get("Version", "")
-        return versions
-
-    def kernel_release(self) -> str:
-        return self.read("proc/sys/kernel/osrelease") or ""
-
-    def user(self) -> str:
-        return str(psutil.Process().username())
-
-    def group_of(self, path: str) -> str | None:
-        """The name, or the number, of the group that owns a file."""
-        try:
-            number = (self.root / path).stat().st_gid
-        except OSError:
-            return None
-        return group_name(number)
-
-    def may_use(self, path: str) -> bool:
-        """Whether this process may open a file to read and write.
-
-        It is tried, since a container may hold a device that its rights allow and its rules forbid.
-        """
-        try:
-            os.close(os.open(self.root / path, os.O_RDWR))
-        except PermissionError:
-            return False
-        except OSError:
-            return os.access(self.root / path, os.R_OK | os.W_OK)
-        return True
-
-
-def read_kernel_log() -> str | None:
-    """What dmesg shows; None where it is missing or this user may not read it."""
-    try:
-        done = subprocess.run(["dmesg"], capture_output=True, timeout=10, check=True, env=native_environment())  # noqa: S607
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.decode(errors="replace")
-
-
-class Severity(StrEnum):
-    """`error`: the NPU cannot be used, or not be proven. `warning`: it works worse, or may stop working."""
-
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """`id` is stable; `fix` is what to type or do, empty where nothing is wrong."""
-
-    id: str
-    severity: Severity
-    found: str
-    fix: str = ""
-
-
-def ok(check: str, found: str) -> Finding:
-    return Finding(check, Severity.OK, found)
-
-
-def warning(check: str, found: str, fix: str) -> Finding:
-    return Finding(check, Severity.WARNING, found, fix)
-
-
-def error(check: str, found: str, fix: str) -> Finding:
-    return Finding(check, Severity.ERROR, found, fix)
-
+from worker_node.doctor.drivers import NPUS, RELEASES, check_driver, known_drivers
+from worker_node.doctor.machine import ExaminedMachine, Finding, Severity, error, ok, warning
 
 _PCI = "sys/bus/pci/devices"
-# Name and generation by PCI device id: the one list of NPUs. A test compares roles and docs with it.
-_NPUS = {
-    "7d1d": ("Meteor Lake", "37xx"),
-    "ad1d": ("Arrow Lake", "37xx"),
-    "643e": ("Lunar Lake", "40xx"),
-    "b03e": ("Panther Lake", "50xx"),
-    "fd3e": ("Wildcat Lake", "50xx"),
-    "d71d": ("Nova Lake", "60xx"),
-}
 # Processing accelerators. Intel's NPUs have this class, and so have some of its FPGA cards.
 _CLASS = "0x1200"
+_UPDATE = (
+    "update the node (docs/npu-machine.md lists the NPUs that it knows); until then the other checks and npu-node "
+    "certify say what this one can do"
+)
 _DRIVER_SINCE = (6, 3)
 _COUNTER_SINCE = (6, 11)
 _NODE = "dev/accel"
@@ -180,16 +39,19 @@ _FIRMWARE_FIX = (
 
 
 def pci_device(machine: ExaminedMachine) -> tuple[str, str] | None:
-    """Address and device id of the NPU, one of `_NPUS` if there is one; None without an Intel accelerator."""
+    """Address and device id of the NPU, one of `NPUS` if there is one; None without an Intel accelerator."""
     found = []
     for path in machine.find(_PCI, "*"):
-        vendor, device, kind = (
-            machine.read(f"{_PCI}/{path.name}/{name}") or "" for name in ("vendor", "device", "class")
-        )
-        identity = device.removeprefix("0x")
-        if vendor == "0x8086" and (identity in _NPUS or kind.startswith(_CLASS)):
+        device = f"{_PCI}/{path.name}"
+        identity = (machine.read(f"{device}/device") or "").removeprefix("0x")
+        kind = machine.read(f"{device}/class") or ""
+
+        if machine.read(f"{device}/vendor") != "0x8086":
+            continue
+        if identity in NPUS or kind.startswith(_CLASS):
             found.append((path.name, identity))
-    return min(found, key=lambda npu: npu[1] not in _NPUS, default=None)
+
+    return min(found, key=lambda npu: npu[1] not in NPUS, default=None)
 
 
 def check_kernel(machine: ExaminedMachine) -> Iterator[Finding]:
@@ -201,7 +63,7 @@ def check_kernel(machine: ExaminedMachine) -> Iterator[Finding]:
         yield error("npu-present", "WSL2 has no device node for an NPU", fix)
         return
     if npu is None:
-        known = ", ".join(sorted(_NPUS))
+        known = ", ".join(sorted(NPUS))
         fix = (
             "if the processor has one (docs/npu-machine.md), enable it in the firmware setup; in a virtual machine "
             "pass the device through (usually 0000:00:0b.0); to try the node without one set NPU_NODE_NPU_EMULATION=1"
@@ -210,20 +72,16 @@ def check_kernel(machine: ExaminedMachine) -> Iterator[Finding]:
         return
 
     address, device = npu
-    name, generation = _NPUS.get(device, (None, None))
-    if name is None:
-        fix = (
-            "update the node (docs/npu-machine.md lists the NPUs that it knows); until then the checks below and "
-            "npu-node certify say what this one can do"
-        )
+    name, generation = NPUS.get(device, ("", ""))
+    if not name:
         found = (
             f"8086:{device} at {address} is an Intel accelerator that this release does not know, such as a newer NPU"
         )
-        yield warning("npu-present", found, fix)
+        yield warning("npu-present", found, _UPDATE)
     else:
         yield ok("npu-present", f"{name} NPU 8086:{device} at {address}")
     yield _driver(machine, address)
-    if generation is not None and not machine.in_container():  # else it is the host's
+    if generation and not machine.in_container():  # else it is the host's
         places = (machine.find(f"{at}/intel/vpu", f"vpu_{generation}_v*.bin*") for at in _FIRMWARE)
         if firmware := next(filter(None, places), None):
             directory = firmware[-1].parent.relative_to(machine.root)
@@ -319,10 +177,44 @@ def _node(machine: ExaminedMachine) -> Iterator[Finding]:
         why = "is not there" if value is None else "holds no number"
         fix = "kernel 6.11 or newer has it"
         yield error("busy-counter", f"/{path} {why}: nothing can prove that the NPU ran", fix)
+    yield _frequencies(machine.root / f"sys/class/accel/{name}/device")
+    yield _power(machine)
+    yield _energy(machine)
+
+
+def _frequencies(device: Path) -> Finding:
+    limits = {name: mhz for name, mhz in frequency_limits(device).items() if mhz is not None}
+    shown = ", ".join(f"{name} {mhz}" for name, mhz in sorted(limits.items())) or "the kernel does not say"
+    if limits.get("set_max", 0) < limits.get("max", 0) and "set_max" in limits:
+        fix = f"echo {limits['max']} | sudo tee {device}/freq/set_max_freq"
+        return warning("npu-frequency", f"the NPU may not run as fast as it can (MHz: {shown})", fix)
+    return ok("npu-frequency", f"MHz: {shown}")
+
+
+def _power(machine: ExaminedMachine) -> Finding:
+    """What supplies the machine: with a weak adapter, and on a battery, an NPU is half as fast (docs/npu-facts.md)."""
+    supply = power_source(machine.root / "sys/class")
+    watts = "" if supply.adapter_watts is None else f" of {supply.adapter_watts:g} W"
+    if supply.source == "battery":
+        return warning("power-source", "the machine runs on its battery: speeds are lower", "connect its adapter")
+    if supply.discharging:
+        fix = "connect the adapter that came with the machine, without a dock"
+        return warning("power-source", f"the battery discharges although an adapter{watts} is connected", fix)
+    named = f"an adapter{watts}" if supply.source else "the kernel names no adapter and no battery"
+    return ok("power-source", named)
+
+
+def _energy(machine: ExaminedMachine) -> Finding:
+    counter = energy_counter(Device.NPU, sysfs=machine.root / "sys/class")
+    if isinstance(counter, EnergyCounter):
+        return ok("energy-counter", f"{counter.path} can be read: replies name the joules of the NPU")
+    return ok("energy-counter", f"replies name no joules: {counter.reason} (docs/npu.md)")
 
 
 def _access(machine: ExaminedMachine, node: str) -> Finding:
-    group = machine.group_of(node)
+    group, problem = machine.group_of(node), machine.open_error(node)
+    if problem is not None and problem.errno == errno.EMFILE:
+        return error("device-access", f"/{node} cannot be opened: {NPU_LIMITS}", MAKE_ROOM)
     if machine.in_container() and not machine.may_use(node):
         what = f"this container may not open /{node}, which is for the group {group}"
         fix = f"start the container with {_GIVE_DEVICE}, not as a volume"
@@ -353,16 +245,15 @@ def _access(machine: ExaminedMachine, node: str) -> Finding:
 # Released together by github.com/intel/linux-npu-driver; the versions of one release are equal.
 _DRIVER_PACKAGE = "intel-level-zero-npu"
 _PACKAGES = ("intel-driver-compiler-npu", "intel-fw-npu", _DRIVER_PACKAGE)
-_RELEASE = "github.com/intel/linux-npu-driver/releases"
-_COMPILER_FIX = f"install the package intel-driver-compiler-npu of the release that the driver is of ({_RELEASE})"
+_COMPILER_FIX = f"install the package intel-driver-compiler-npu of the release that the driver is of ({RELEASES})"
 
 
 def check_userspace(machine: ExaminedMachine, probe: Probe, *, npu: bool) -> Iterator[Finding]:
     """`npu` says whether there is a device to drive; `probe` is what OpenVINO sees. In the order of dependence."""
     if npu:
-        newest = f"install the package {_DRIVER_PACKAGE} of the newest release of {_RELEASE}"
+        newest = f"install the package {_DRIVER_PACKAGE} of the newest release of {RELEASES}"
         old, new = machine.library("libze_intel_vpu.so*"), machine.library("libze_intel_npu.so*")
-        loader = f"apt install libze1 (or level-zero from {_RELEASE})"
+        loader = f"apt install libze1 (or level-zero from {RELEASES})"
         yield _library("level-zero-loader", "libze_loader.so", machine.library("libze_loader.so*"), loader)
         yield _library("user-mode-driver", "libze_intel_npu.so", new or old, newest)
         if old is not None and new is not None:
@@ -375,11 +266,15 @@ def check_userspace(machine: ExaminedMachine, probe: Probe, *, npu: bool) -> Ite
         versions = machine.package_versions(*_PACKAGES)
         listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
         if len(set(versions.values())) > 1:
-            fix = f"install {', '.join(_PACKAGES)} of one release of {_RELEASE}, then reboot"
+            fix = f"install {', '.join(_PACKAGES)} of one release of {RELEASES}, then reboot"
             yield error("firmware-mismatch", f"firmware, driver and compiler are of different releases: {listed}", fix)
         elif versions:
             yield ok("firmware-mismatch", f"one release: {listed}")
-        yield from _pairs(machine, probe.openvino)
+        release = machine.package_versions(_DRIVER_PACKAGE).get(_DRIVER_PACKAGE)
+        if release is not None:
+            _, identity = pci_device(machine) or ("", "")
+            name, _ = NPUS.get(identity, ("", ""))
+            yield from check_driver(release, name, machine, probe.openvino)
     yield _openvino(probe, npu=npu)
 
 
@@ -387,50 +282,7 @@ def _library(check: str, name: str, found: Path | None, fix: str) -> Finding:
     return error(check, f"{name} is not installed", fix) if found is None else ok(check, found.name)
 
 
-@cache
-def _known_pairs() -> dict[str, list[dict[str, Any]]]:
-    text = files("worker_node.doctor").joinpath("driver_pairs.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
-def _pairs(machine: ExaminedMachine, openvino: str | None) -> list[Finding]:
-    """What is known of the driver beside this NPU, kernel, system and OpenVINO, where the driver's release is known."""
-    driver = machine.package_versions(_DRIVER_PACKAGE).get(_DRIVER_PACKAGE)
-    kernel, system = machine.kernel_release(), machine.system()
-    if driver is None:
-        return []
-
-    known, findings = _known_pairs(), []
-    name, _ = _NPUS.get((pci_device(machine) or ("", ""))[1], (None, None))
-    for row in known["first"]:
-        if row["npu"] == name and version_in(driver, f"<{row['driver']}"):
-            found = f"driver {driver} does not know {name}: {row['driver']} is the first that does ({row['source']})"
-            findings.append(warning("driver-npu", found, f"install a newer release ({_RELEASE})"))
-    for row in known["verified"]:
-        if not version_in(driver, row["driver"]):
-            continue
-        if system not in row["systems"] or not version_in(kernel, row["kernel"]):
-            found = (
-                f"driver {driver} is verified with {' and '.join(row['systems'])} and kernel {row['kernel']}, and here "
-                f"are {system or 'an unknown system'} and kernel {kernel} ({row['source']})"
-            )
-            fix = f"none if npu-node certify passes; else a release that names this system ({_RELEASE})"
-            findings.append(warning("driver-kernel", found, fix))
-        release = re.match(r"\d+\.\d+", openvino or "")
-        if release is not None and "openvino" in row and version_in(row["openvino"], f"<{release[0]}"):
-            found = (
-                f"driver {driver} was made with OpenVINO {row['openvino']}, and here is {release[0]} ({row['source']})"
-            )
-            fix = f"none if npu-node certify passes; else a newer release of the driver ({_RELEASE})"
-            findings.append(warning("driver-openvino", found, fix))
-    for row in known["problem"]:
-        if version_in(driver, row["driver"]) and version_in(kernel, row["kernel"]):
-            found = f"driver {driver} on kernel {kernel}: {row['problem']} ({row['source']})"
-            findings.append(warning("driver-kernel", found, f"a newer kernel; when it happens: {RELOAD_DRIVER}"))
-    return findings or [ok("driver-kernel", f"nothing is known against driver {driver} on kernel {kernel}")]
-
-
-def _openvino(probe: Probe, *, npu: bool) -> Finding:
+def _openvino(probe: Probe, *, npu: bool, compiler: str = _COMPILER_FIX) -> Finding:
     if probe.error is not None or probe.openvino is None:
         return error(
             "openvino", f"OpenVINO cannot list its devices: {probe.error}", "pip install --force-reinstall openvino"
@@ -442,9 +294,66 @@ def _openvino(probe: Probe, *, npu: bool) -> Finding:
         fix = "fix the errors above, first to last; then run npu-node doctor again" if npu else "see npu-present"
         return error("openvino", f"OpenVINO {probe.openvino} sees no NPU, only {seen}", fix)
     if device.properties.get("NPU_COMPILER_VERSION") is None:
-        return error("openvino", "OpenVINO sees the NPU and no compiler for it", _COMPILER_FIX)
+        return error("openvino", "OpenVINO sees the NPU and no compiler for it", compiler)
     driver = device.properties.get("NPU_DRIVER_VERSION")
     return ok("openvino", f"OpenVINO {probe.openvino} sees the NPU, driver {driver}")
+
+
+# The page of all versions, of the installer and its release notes.
+_WINDOWS_DRIVER = "https://www.intel.com/content/www/us/en/download/794734/intel-npu-driver-windows.html"
+_WINDOWS_FIX = f"install Intel's NPU driver ({_WINDOWS_DRIVER}), then restart Windows"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowsNpu:
+    """An NPU that Windows has found: its PCI device id, and version and date of its driver where one is installed."""
+
+    device: str
+    driver: str | None = None
+    date: str | None = None
+
+
+def windows_npu() -> WindowsNpu | None:
+    """The NPU that Windows lists; None where there is none."""
+    found = (WindowsNpu(*device) for device in pci_drivers("8086"))
+    return next((npu for npu in found if npu.device in NPUS), None)
+
+
+def check_windows(npu: WindowsNpu | None, probe: Probe) -> Iterator[Finding]:
+    """The NPU as Windows and OpenVINO see it; firmware and compiler are parts of the driver there."""
+    if npu is None and probe.find("NPU") is not None:
+        yield warning("npu-present", "OpenVINO sees an NPU that this release does not know", _UPDATE)
+    elif npu is None:
+        fix = (
+            "if the processor has one (docs/npu-machine.md), enable it in the UEFI setup and look for it in Device "
+            "Manager; to try the node without one set NPU_NODE_NPU_EMULATION=1"
+        )
+        yield error("npu-present", "Windows lists no Intel NPU", fix)
+    else:
+        name, _ = NPUS[npu.device]
+        yield ok("npu-present", f"{name} NPU 8086:{npu.device}")
+        yield _windows_driver(name, npu)
+        found = "the node reads no busy counter on Windows: nothing can prove that the NPU ran"
+        fix = "serve on Linux where requests require the NPU's proof (npu_require_proof, docs/install.md#windows)"
+        yield warning("busy-counter", found, fix)
+    yield _openvino(probe, npu=npu is not None, compiler=_WINDOWS_FIX)
+
+
+def _windows_driver(name: str, npu: WindowsNpu) -> Finding:
+    if npu.driver is None:
+        return error("windows-driver", "Windows has no driver for the NPU", _WINDOWS_FIX)
+    # Month, day and year.
+    date = re.fullmatch(r"(\d+)-(\d+)-(\d{4})", npu.date or "")
+    found = f"driver {npu.driver}" + (f" of {date[3]}-{date[1]:>02}-{date[2]:>02}" if date else "")
+    for row in known_drivers()["windows"]:
+        if version_in(npu.driver, row["driver"]) and name == row["npu"]:
+            return error("windows-driver", f"{found}: {row['problem']} ({row['source']})", _WINDOWS_FIX)
+    return ok("windows-driver", found)
+
+
+def _owned(path: Path) -> str:
+    """The start of a fix: what lets this user write to `path`."""
+    return f"let this user write to {path}" if WINDOWS else f"sudo chown -R $USER {path}"
 
 
 def _writable(root: Path) -> bool:
@@ -461,7 +370,7 @@ def check_models(store: Path, problems: Mapping[str, tuple[str, str] | None]) ->
     if _writable(store):
         yield ok("model-store", f"{store} can be written")
     else:
-        fix = f"sudo chown -R $USER {store}, run pull as its owner, or set model_store to another directory"
+        fix = f"{_owned(store)}, run pull as its owner, or set model_store to another directory"
         yield warning("model-store", f"{store} cannot be written by this user: it can pull no model", fix)
     wrong = warning if None in problems.values() else error
     for name, problem in problems.items():
@@ -470,11 +379,10 @@ def check_models(store: Path, problems: Mapping[str, tuple[str, str] | None]) ->
 
 def check_secret(file: Path) -> Finding:
     if not os.access(file, os.R_OK):
-        return error(
-            "key-files",
-            f"{file} is missing, or closed to this user",
-            f"correct its setting, or sudo chown $USER {file}",
-        )
+        fix = f"correct its setting, or {_owned(file)}"
+        return error("key-files", f"{file} is missing, or closed to this user", fix)
+    if WINDOWS:
+        return ok("key-files", f"this user can read {file}; who else can is not examined")
     if file.stat().st_mode & 0o007:
         return warning("key-files", f"{file} may be read or written by every user", f"chmod o= {file}")
     return ok("key-files", f"{file} is for its owner and group")
@@ -488,20 +396,26 @@ def check_port(host: str, port: int, *, answered: bool) -> Finding:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as problem:
         reason = str(problem.strerror).partition(" (while")[0]
-        fix = f"ss -ltnp 'sport = :{port}' shows what holds it; or set another host, or a port from 1024 on"
+        shown = f"ss -ltnp 'sport = :{port}'"
+        if WINDOWS:
+            shown = f"Get-NetTCPConnection -State Listen -LocalPort {port}"
+        fix = f"{shown} shows what holds it; or set another host, or a port from 1024 on"
         return error("port", f"{host}, port {port} cannot be bound: {reason}", fix)
     return ok("port", f"{host}, port {port} is free")
 
 
 def examine(machine: ExaminedMachine, probe: Probe, *, cache: Path) -> tuple[Finding, ...]:
     """Return a finding for every check of the NPU, those that found nothing wrong included."""
-    npu = pci_device(machine) is not None
+    if WINDOWS:
+        found = check_windows(windows_npu(), probe)
+    else:
+        npu = pci_device(machine) is not None
+        found = itertools.chain(check_kernel(machine), check_userspace(machine, probe, npu=npu))
     kept = ok("cache-directory", str(cache))
     if not _writable(cache):
-        fix = f"sudo chown -R $USER {cache}, or set compile_cache (bounded profile: OV_GENAI_NPU_CACHE)"
-        found = f"{cache} cannot be written: each start would compile again, for minutes"
-        kept = error("cache-directory", found, fix)
-    return (*check_kernel(machine), *check_userspace(machine, probe, npu=npu), kept)
+        fix = f"{_owned(cache)}, or set compile_cache (bounded profile: OV_GENAI_NPU_CACHE)"
+        kept = error("cache-directory", f"{cache} cannot be written: each start would compile again, for minutes", fix)
+    return (*found, kept)
 
 
 def check_cpu(probe: Probe) -> Finding:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le, Len
 
-from worker_node.core.types import NOT_MEASURED, Busy, Device
+from worker_node.core.types import NOT_MEASURED, Busy, Device, Energy
 from worker_node.engines.options import BlobOptions, EngineOptions, Option
 from worker_node.engines.protocol import TOKEN_DTYPE, VECTOR_DTYPE, EngineStats, Failed, Outbox, Outcome
 from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
@@ -24,6 +24,8 @@ from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
 INPUT_IDS = "input_ids"
 ATTENTION_MASK = "attention_mask"
 TOKEN_TYPES = "token_type_ids"  # noqa: S105  (the name of an input)
+# Of sums of shares: ten tenths are a little less than one.
+_ROUNDING = 1e-6
 
 
 class RowJob(msgspec.Struct, frozen=True, tag="rows", array_like=True):
@@ -122,6 +124,7 @@ class _Open:
     device_tokens: float = 0.0
     busy_us: float | None = 0.0
     busy_shared: bool = False
+    energy: Energy = Energy(0.0)  # noqa: RUF009  (frozen)
 
 
 class RowRunner:
@@ -175,10 +178,7 @@ class RowRunner:
     def take(self, limits: BatchLimits, now: float, *, free_slots: int = 1) -> list[Waiting]:
         """Take the rows of the next run out of the queue; see `TextQueue.take`."""
         batch = self.queue.take(limits, free_slots)
-        if batch:
-            self._running += len(batch)
-            self._runs += 1
-            self._rows += len(batch)
+        self._running += len(batch)
         for waiting in batch:
             job = self._open[waiting.job_id]
             job.waiting -= 1
@@ -215,9 +215,11 @@ class RowRunner:
     ) -> Iterator[RowResult]:
         """Take in the output of a run (row i is that of `batch[i]`); yields the results of the completed jobs.
 
-        The run computed `tokens`, rows times padded length, and the NPU was `busy`.
+        The run computed `tokens`, rows times padded length, and took `busy`.
         """
         self._running -= len(batch)
+        self._runs += 1
+        self._rows += len(batch)
         self.throughput.run_ended(tokens, now)
         touched: dict[int, _Open] = {}
         for i, waiting in enumerate(batch):
@@ -231,17 +233,20 @@ class RowRunner:
             job.device_tokens += tokens / len(batch)
             job.busy_us = None if job.busy_us is None or busy.us is None else job.busy_us + busy.us / len(batch)
             job.busy_shared |= busy.shared
+            job.energy = job.energy.plus(busy.energy.part(len(batch)))
             touched[waiting.job_id] = job
 
         for job_id, job in touched.items():
             if job.missing == 0 and job.vectors is not None and job.started is not None:
                 del self._open[job_id]
+                # Rounded down: the jobs of a run together must not claim more than it had.
+                busy_us = None if job.busy_us is None else int(job.busy_us + _ROUNDING)
                 yield RowResult(
                     job_id,
                     job.vectors.tobytes(),
                     job.started,
                     now - job.started,
-                    Busy(None if job.busy_us is None else round(job.busy_us), job.busy_shared),
+                    Busy(busy_us, job.busy_shared, job.energy),
                     round(job.device_tokens),
                     *self.throughput.take(),
                 )
@@ -307,3 +312,13 @@ class StaticEncoderOptions(BlobOptions):
         ),
     ] = ()
     npu_batch_size: Annotated[int, Ge(1), Le(64), Option("texts of one run")] = 1
+    infer_requests: Annotated[
+        int | None,
+        Ge(1),
+        Le(64),
+        Option(
+            "runs that the NPU is given at the same time, while they have at most 4096 tokens together; 1 compiles for "
+            "the shortest single run",
+            default="what the NPU's plugin recommends: 4 on NPU 3720, 8 on later ones",
+        ),
+    ] = None

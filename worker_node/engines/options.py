@@ -33,12 +33,14 @@ class Option:
     """Marks a field as an option of node.toml; fields without it are set by the node.
 
     `text` says what it does, with its unit. `default` is what applies where that depends on the model or the device.
-    `also` are the names of the same option, with the same unit, in other servers; they are accepted.
+    `also` are the names of the same option, with the same unit, in other servers; they are accepted. A certification
+    holds whatever it is set to, unless it is `examined`.
     """
 
     text: str
     default: str | None = None
     also: tuple[str, ...] = ()
+    examined: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +140,15 @@ def options_in(spec: EngineSpec, owner: type[E]) -> E:
 # Options of engines that can load what was compiled ahead of time.
 
 # They say where something is, not what is compiled.
-_NOT_COMPILED_IN = frozenset({"engine", "cache_dir", "blobs", "export_blobs", "busy_counter", "stand_in"})
+_NOT_COMPILED_IN = frozenset({"engine", "cache_dir", "blobs", "export_blobs", "platform", "busy_counter", "stand_in"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlobOptions(NpuOptions):
-    """The engine loads the blobs in `blobs`, or writes what it compiles to `export_blobs`, which only the node sets."""
+    """The engine loads the blobs in `blobs`, or writes what it compiles to `export_blobs`.
+
+    With a `platform` it compiles for that NPU, of another machine, and runs nothing. Only the node sets those two.
+    """
 
     blobs: Annotated[
         str | None,
@@ -154,6 +159,12 @@ class BlobOptions(NpuOptions):
         ),
     ] = None
     export_blobs: str | None = None
+    platform: str | None = None
+
+    @property
+    def compiler_config(self) -> dict[str, Any]:
+        """`plugin_config`, with the NPU that is compiled for."""
+        return self.plugin_config | ({} if self.platform is None else {"NPU_PLATFORM": self.platform})
 
     def compiled_in(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name not in _NOT_COMPILED_IN}

@@ -3,8 +3,8 @@
 It knows which jobs the engine holds. When the process dies, its end of the link closes; its exit status and the
 kernel's count of kills for memory show the cause, and every job that it held ends at once.
 
-A native call cannot be interrupted: an engine may still compute a job whose caller has left or whose deadline has
-passed. If the process dies in that call, this job is to blame, not the jobs that waited."""
+A native call or a run cannot be interrupted: an engine may still compute a job whose caller has left or whose deadline
+has passed. If the process dies meanwhile, this job is to blame, not the jobs that waited."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ from worker_node.engines.protocol import (
     NativeCall,
     R,
     Results,
+    Running,
     Shutdown,
 )
 from worker_node.engines.restart import GrowthLimits, RestartLimits
@@ -70,6 +71,8 @@ _LOST = "{}: {}; the request can be sent again"
 
 # Examines an engine process by a known question; raises CanaryFailed.
 Canary = Callable[[JobEngine], Awaitable[None]]
+# Fills the prefix cache of an engine process that serves already.
+Prewarm = Callable[[JobEngine], Awaitable[None]]
 # What a canary gives an engine to answer.
 CANARY_TIMEOUT_S = 120.0
 
@@ -120,7 +123,8 @@ class EngineProcess(asyncio.Protocol):
         self._jobs: dict[int, _Held] = {}
         # Jobs whose callers have left, and the last native call, which may still work on them.
         self._left: dict[int, _Held] = {}
-        self._call: NativeCall | None = None
+        # Those that the device works on, as the engine said last.
+        self._working: list[int] = []
         self._ids = itertools.count(1)
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -206,8 +210,7 @@ class EngineProcess(asyncio.Protocol):
         if held.suspect:
             self._left[job_id] = held
             if len(self._left) > _MOST_LEFT:
-                called = () if self._call is None else self._call.jobs
-                del self._left[next((other for other in self._left if other not in called), job_id)]
+                del self._left[next((other for other in self._left if other not in self._working), job_id)]
         self._write(encode(Cancel(job_id)))
 
     async def drain(self, timeout: float) -> None:
@@ -312,8 +315,8 @@ class EngineProcess(asyncio.Protocol):
                                     coming.set_result(value)
                             if result.last:
                                 self._ended(result.id)
-                    case NativeCall():
-                        self._call = event
+                    case NativeCall() | Running():
+                        self._working = event.jobs
                         if self._left:
                             # The engine computes none of the others any more.
                             self._left = {job: held for job, held in self._left.items() if job in event.jobs}
@@ -339,10 +342,13 @@ class EngineProcess(asyncio.Protocol):
                     self._loaded.set_result(event)
             case LoadFailed():
                 if not self._loaded.done():
-                    self._loaded.set_exception(LoadRefused(with_remedy(event.message)))
+                    self._loaded.set_exception(LoadRefused(self._explained(event.message)))
                     self._loaded.exception()
             case Broken():
-                self.kill(with_remedy(event.message))
+                self.kill(self._explained(event.message))
+
+    def _explained(self, error: str) -> str:
+        return with_remedy(error) if self._spec.device is Device.NPU else error
 
     def _ended(self, job_id: int, error: NodeError | None = None) -> None:
         """Record that a job has had its last result, or that it failed."""
@@ -383,12 +389,12 @@ class EngineProcess(asyncio.Protocol):
             self._closed_by(death)
 
     def _closed_by(self, death: Death) -> None:
-        """Fail every job. Those of the last native call, or all if it named none, may have caused an unknown end."""
+        """Fail every job. Those that the device worked on, or all if none is known, may have caused an unknown end."""
         jobs, left = self._jobs, self._left
         self._jobs, self._left = {}, {}
         if death.blame is Blame.UNKNOWN:
             held_jobs = jobs | left
-            named = [held_jobs[job] for job in (self._call.jobs if self._call else ()) if job in held_jobs]
+            named = [held_jobs[job] for job in self._working if job in held_jobs]
             suspects = {fingerprint(held.job) for held in named or held_jobs.values() if held.suspect}
             # Without any, the canary's question alone was in the call.
             if suspects and self._suspects.died(suspects):

@@ -13,11 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
 
 import msgspec
 
 from worker_node.core.types import Device
+from worker_node.devices.energy import EnergyMeter, energy_counter
 from worker_node.scheduling.prompts import J, JobQueue
 
 # Token ids and vectors travel as raw arrays, little-endian, never as lists of numbers: NumPy's names of these types,
@@ -34,7 +36,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
     `kind` is the task that the model is for, `runner` the class that runs it, as "module:class"; `options` are that
     runner's own. `loads` names files beside the model's own that it loads, for the error message if they kill it.
-    `nice` is added to the edge's own nice value.
+    `nice` is added to the edge's own nice value. `energy_sysfs` is read in place of /sys/class for the energy.
     """
 
     model_id: str
@@ -46,6 +48,12 @@ class EngineSpec(msgspec.Struct, frozen=True):
     emulated: bool = False
     loads: str | None = None
     nice: int = 0
+    energy_sysfs: str | None = None
+
+    def energy_meter(self) -> EnergyMeter:
+        """A meter for the energy of the engine's runs."""
+        sysfs = None if self.energy_sysfs is None else Path(self.energy_sysfs)
+        return EnergyMeter(energy_counter(self.device, emulated=self.emulated, sysfs=sysfs))
 
 
 class Job(Protocol):
@@ -115,9 +123,17 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class OutcomeBatch(Outcome, frozen=True):
-    """Outcomes of jobs that ended by the same run: they travel in one frame, so that the edge is woken once for all."""
+    """Outcomes of jobs that ended in one step: they travel in one frame, so that the edge is woken once for all.
+
+    `more`: the runner emits again at once.
+    """
 
     outcomes: Sequence[Outcome]
+    more: bool = False
+
+    @property
+    def followed(self) -> bool:
+        return self.more
 
     def parts(self) -> Sequence[JobResult]:
         return [part for outcome in self.outcomes for part in outcome.parts()]
@@ -179,6 +195,15 @@ class NativeCall(msgspec.Struct, frozen=True, tag="native_call", array_like=True
     jobs: list[int]
 
 
+class Running(msgspec.Struct, frozen=True, tag="running", array_like=True):
+    """The device works on `jobs`, and on no others, while the engine's loop turns; see also `EngineStats.oldest_run`.
+
+    `jobs` as in `NativeCall`.
+    """
+
+    jobs: list[int]
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     """One job failed; the engine lives on. `code` is that of an error in `worker_node.core.errors`."""
 
@@ -213,7 +238,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", array_like=True):
     idle: bool = False
 
 
-Event = Loaded | LoadFailed | Broken | NativeCall | Results | Failed | Heartbeat
+Event = Loaded | LoadFailed | Broken | NativeCall | Running | Results | Failed | Heartbeat
 
 
 R = TypeVar("R", bound=JobResult)
@@ -235,8 +260,8 @@ class Runner(Protocol):
 
     The loop calls `submit` and `cancel` as commands arrive and `step` while `has_work`; nothing is called from two
     threads. Before a native call that blocks the loop a runner emits a `NativeCall`. One that works in native threads
-    meanwhile makes `wake_fd` readable when something has finished, and reports its oldest run in `stats`. `jobs` is the
-    type of its jobs.
+    meanwhile makes `wake_fd` readable when something has finished, reports its oldest run in `stats`, and emits
+    `Running` when other jobs run than before. `jobs` is the type of its jobs.
     """
 
     jobs: Any
@@ -341,7 +366,8 @@ class EngineStatus:
     the engine is being started for that reason, and requests wait for it. `loaded` is what the last process that was
     ready reported, None before; `proven_at` (`time.time()`) when a canary last passed, None after one that failed.
     `stale`: the model's files have changed since the engine was made, and it does not load them. `shapes` counts the
-    static shapes that its processes loaded, by their origin: `compiled` or `imported`.
+    static shapes that its processes loaded, by their origin: `compiled` or `imported`. `prewarm` says how far the
+    present process is with what the settings name for its prefix cache; None where they name nothing.
     """
 
     state: EngineState
@@ -358,6 +384,7 @@ class EngineStatus:
     stale: bool = False
     recycles: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, int] = field(default_factory=dict)
+    prewarm: Literal["running", "done", "failed"] | None = None
 
     @property
     def returns(self) -> bool:

@@ -10,18 +10,18 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from worker_node.core.errors import DeadlineExceeded, EngineDied, EngineUnavailable, NodeError, Overloaded
 from worker_node.core.operating_system import since_boot
 from worker_node.devices.memory import KERNEL, MemoryReader
 from worker_node.engines.isolation import Suspects
-from worker_node.engines.process import Canary, CanaryFailed, EngineLimits, EngineProcess, LoadRefused
+from worker_node.engines.process import Canary, CanaryFailed, EngineLimits, EngineProcess, LoadRefused, Prewarm
 from worker_node.engines.protocol import (
     EngineSpec,
     EngineState,
@@ -38,6 +38,8 @@ from worker_node.engines.watchdog import Blame, Death
 log = logging.getLogger(__name__)
 
 _MB = 1e6
+# So many processes may end while they fill their prefix cache.
+_PREWARM_DEATHS = 2
 # Of the files that engines load.
 _LOADED = (".xml", ".bin", ".json", ".jinja", ".onnx")
 
@@ -56,12 +58,16 @@ class Engine:
         canary: Canary,
         limits: EngineLimits,
         *,
+        prewarm: Prewarm | None = None,
         suspects: Suspects | None = None,
         memory: MemoryReader = KERNEL,
     ) -> None:
         self.spec = spec
         self._name = f"{spec.model_id} on {spec.device}"
         self._canary = canary
+        self._prewarm = prewarm
+        self._prewarm_deaths = 0
+        self._prewarmed: Literal["running", "done", "failed"] | None = None
         self._limits = limits
         self._suspects = Suspects() if suspects is None else suspects
         self._memory = memory
@@ -110,6 +116,7 @@ class Engine:
             stale=self._stale,
             recycles=dict(self._recycles),
             shapes=dict(self._shapes),
+            prewarm=self._prewarmed if state is EngineState.READY else None,
         )
 
     @property
@@ -223,6 +230,7 @@ class Engine:
             death = await process.wait_closed()
             return self._pause_after_end(replace(death, reason=f"{death.reason} while loading{what}"))
         watchdog = asyncio.create_task(process.watch(), name=f"watchdog {self.spec.model_id}")
+        prewarming = None
         try:
             await self._canary(process)
             self._loaded = loaded
@@ -233,6 +241,9 @@ class Engine:
             self._replacing = False
             log.info("engine %s is ready, pid %s", self._name, process.pid)
             self._set(EngineState.READY, None)
+            if self._prewarm is not None and self._prewarm_deaths < _PREWARM_DEATHS:
+                self._prewarmed = "running"
+                prewarming = asyncio.create_task(self._warm(process, self._prewarm), name=f"prewarm {self._name}")
             if await self._serve(process):
                 return None
         except CanaryFailed as error:
@@ -245,7 +256,26 @@ class Engine:
             process.kill(f"its known question {how}: {error.message}", Blame.NODE)
         finally:
             watchdog.cancel()
+            if prewarming is not None:
+                prewarming.cancel()
         return self._pause_after_end(await process.wait_closed())
+
+    async def _warm(self, process: EngineProcess, prewarm: Prewarm) -> None:
+        """Fill the prefix cache of a process that serves already."""
+        began = time.monotonic()
+        try:
+            await prewarm(process)
+        except EngineUnavailable:
+            # What ends its engine each time must not keep it from serving.
+            self._prewarm_deaths += 1
+            self._prewarmed = "failed"
+            log.warning("engine %s ended while it computed what prewarm names", self._name)
+        except NodeError as error:
+            self._prewarmed = "failed"
+            log.warning("engine %s: prewarm was not completed: %s", self._name, error.message)
+        else:
+            self._prewarmed = "done"
+            log.info("engine %s computed what prewarm names in %.1f s", self._name, time.monotonic() - began)
 
     async def _require_known_files(self) -> None:
         """Raise LoadRefused if the model's files are not those that the node read."""
@@ -352,8 +382,8 @@ def file_stamps(directory: str) -> frozenset[tuple[str, int, int, int]]:
     Not the time of the last status change: a backup that links the files, or a chmod, changes no content.
     """
     try:
-        with os.scandir(directory) as entries:
-            found = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(_LOADED)]
+        # Windows leaves the inode out of the entries of a directory.
+        found = [(path.name, path.stat()) for path in Path(directory).iterdir() if path.name.endswith(_LOADED)]
     except OSError:
         return frozenset()
     return frozenset((name, it.st_size, it.st_mtime_ns, it.st_ino) for name, it in found)

@@ -123,6 +123,10 @@ def stopped(pid: int | None) -> bool:
         return False
 
 
+# Windows' statuses of crashes, as 0xC0000005 for an access violation, are looked up by their hexadecimal form.
+_NTSTATUS_ERROR = 0xC0000000
+
+
 class Blame(Enum):
     """Who ended a process: `NODE` itself, somebody `OUTSIDE` of it, or one `REQUEST` that was alone on the engine."""
 
@@ -156,6 +160,8 @@ def cause_of_death(status: int | None, *, out_of_memory: bool) -> Death:
 def _how(status: int | None) -> str:
     if status is None:
         return ""
+    if status >= _NTSTATUS_ERROR:
+        return f" (exit status 0x{status:X})"
     if status >= 0:
         return f" (exit status {status})"
     try:

@@ -32,6 +32,7 @@ _METHODS = "GET, HEAD, POST, DELETE"
 _EXPOSED = (
     "Retry-After, retry-after-ms, X-Model, X-NPU-Busy-Delta-Us, X-NPU-Busy-Exclusive, X-NPU-Emulated, "
     "X-NPU-Node-Cache, X-NPU-Node-Device, X-NPU-Node-Devices, X-NPU-Node-Faults, X-NPU-Node-Ignored, "
+    "X-NPU-Node-Joules, "
     "X-NPU-Node-Route-Reason, X-NPU-Node-Token-Count, X-Request-ID, X-Shape, X-Space"
 )
 

@@ -159,6 +159,8 @@ def route_headers(route: Route, busy: Busy = NOT_MEASURED) -> dict[str, str]:
         headers["X-NPU-Busy-Delta-Us"] = str(busy.us)
         if busy.shared:
             headers["X-NPU-Busy-Exclusive"] = "false"
+    if (joules := _joules(busy)) is not None:
+        headers["X-NPU-Node-Joules"] = f"{joules:.6f}"
     return headers
 
 
@@ -176,14 +178,22 @@ def busy_of(parts: Sequence[Busy]) -> Busy:
     return busy
 
 
-def busy_fields(busy: Busy) -> dict[str, int | bool]:
-    """The busy time as fields of a body; none where nothing was measured.
+def busy_fields(busy: Busy, *, whole: bool = False) -> dict[str, int | float | str | None]:
+    """The busy time and the energy as fields of a body; what was not measured is left out, or null if `whole`.
 
     Streams send them in their last object, because their headers are gone by then.
     """
-    if busy.us is None:
-        return {}
-    return {"npu_busy_delta_us": busy.us, **({"npu_busy_exclusive": False} if busy.shared else {})}
+    fields: dict[str, int | float | str | None] = {"npu_busy_delta_us": busy.us, "joules": _joules(busy)}
+    if whole and fields["joules"] is None:
+        fields["joules_reason"] = busy.energy.reason or "the counter did not move during the run"
+    if busy.us is not None and busy.shared:
+        fields["npu_busy_exclusive"] = False
+    return fields if whole else {name: value for name, value in fields.items() if value is not None}
+
+
+def _joules(busy: Busy) -> float | None:
+    """The energy; None also for 0, which is less than the counter can show."""
+    return round(busy.energy.joules or 0, 6) or None
 
 
 def labels(ignored: Ignored, seen: set[str]) -> set[str]:

@@ -28,7 +28,7 @@ from worker_node.http import health
 from worker_node.http.replies import Health, Reply, json_response
 from worker_node.http.routes import JSON, ApiOperation
 from worker_node.node import Node
-from worker_node.observability.metrics import Failure
+from worker_node.observability.metrics import Failure, Telemetry
 
 Level = Literal["good", "warn", "bad", "off"]
 KEPT = 200
@@ -169,6 +169,24 @@ def read(node: Node) -> tuple[Numbers, Numbers]:
     return counters, {"in_flight": node.state.running, "queued": queued, "memory": memory}
 
 
+def energy(telemetry: Telemetry) -> dict[str, dict[str, float]]:
+    """What was made, by the dashboard's word for it, with how many joules, where these were measured."""
+    joules: dict[tuple[str, str], float] = {}
+    for labels, value in _samples(telemetry.joules):
+        place = labels["model"], labels["device"]
+        joules[place] = joules.get(place, 0.0) + value
+    found = {}
+    for what, counter in telemetry.made.items():
+        made = {(labels["model"], labels["device"]): value for labels, value in _samples(counter)}
+        measured = made.keys() & joules.keys()
+        if measured:
+            found[what] = {
+                "made": sum(made[place] for place in measured),
+                "joules": round(sum(joules[place] for place in measured), 6),
+            }
+    return found
+
+
 def total(metric: Collector, end: str = "_total", models: Collection[str] | None = None) -> float:
     """The sum of a metric's samples whose names have this `end`, over all labels or those of these models."""
     return sum(value for labels, value in _samples(metric, end) if models is None or labels["model"] in models)
@@ -212,7 +230,8 @@ class Dashboard:
 
     def state(self) -> dict[str, Any]:
         """What /health says, and besides it the history, the routes, the recent failures, the times to first token, the
-        events and what each model has made since the start (`made`: tokens, texts, documents or seconds of audio).
+        events, what each model has made since the start (`made`: tokens, texts, documents or seconds of audio), and
+        what that cost (`energy`).
 
         `at`, and the times of failures, are Unix times by the node's clock.
         """
@@ -235,6 +254,7 @@ class Dashboard:
             "first_token_ms": first_token_ms(telemetry.first_tokens, time.monotonic()),
             "routes": sorted(routes, key=lambda route: -route["count"]),
             "made": made,
+            "energy": energy(telemetry),
             "cores": os.cpu_count(),
             "grafana": node.settings.grafana_url,
             "events": self.events.latest_first(),
@@ -284,6 +304,7 @@ class DashboardState(Health):
     first_token_ms: dict[str, Any]
     routes: list[dict[str, Any]]
     made: dict[str, dict[str, int]]
+    energy: dict[str, dict[str, float]]
     cores: int | None
     grafana: str | None
     events: list[NodeEvent]

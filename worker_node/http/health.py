@@ -114,7 +114,7 @@ async def _devices(request: web.Request) -> web.Response:
 def _npu(node: Node) -> dict[str, Any]:
     """The counters of the NPU; `reasons` names why each null value is null."""
     counters = node.npu.read()
-    read = {name: getattr(counters, name) for name in ("busy_time_us", "memory_bytes", "frequency_mhz")}
+    read = {name: getattr(counters, name) for name in ("busy_time_us", "memory_bytes", "frequency_mhz", "energy_uj")}
     reasons = {name: reading.reason for name, reading in read.items() if reading.value is None}
 
     busy = counters.busy_time_us
@@ -213,6 +213,7 @@ def describe_placement(placement: Placement) -> dict[str, Any]:
         "pid": status.pid,
         "restarts": status.restarts,
         "canary": canary,
+        "prewarm": status.prewarm,
         **_certification(placement),
         "notes": placement.notes,
         "faults": placement.faults,

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from worker_node import __version__
 from worker_node.core.types import Device, Priority
-from worker_node.devices.memory import process_use
+from worker_node.devices.memory import npu_memory, process_use
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.http.context import NODE
 from worker_node.http.health import STATUSES, device_list, node_status
@@ -96,6 +96,8 @@ def _read_npu(found: Readings, node: Node) -> None:
     busy_us, mhz = counters.busy_time_us.value, counters.frequency_mhz.value
     busy_s = None if busy_us is None else busy_us / 1e6
     found.counter("npu_device_busy_seconds", "NPU busy time by all of its users", busy_s, emulated=emulated)
+    joules = None if counters.energy_uj.value is None else counters.energy_uj.value / 1e6
+    found.counter("npu_device_joules", "Energy used by the NPU, for all of its users", joules, emulated=emulated)
     found.gauge("npu_memory_bytes", "NPU memory in use", counters.memory_bytes.value, emulated=emulated)
     hertz = None if mhz is None else mhz * 1e6
     found.gauge("npu_frequency_hertz", "Clock of the NPU now", hertz, emulated=emulated)
@@ -158,6 +160,8 @@ def _read_process(found: Readings, placement: Placement, by: dict[str, str]) -> 
         text = "Static shapes of a model that engine processes imported from blobs, or compiled (or cached)"
         for origin in _SHAPE_ORIGINS:
             found.counter("loaded_shapes", text, status.shapes.get(origin, 0), **by, origin=origin)
+        held = None if status.pid is None else npu_memory(status.pid)
+        found.gauge("engine_npu_memory_bytes", "NPU memory that the engine process holds", held, **by)
     if status.pid is not None and (use := process_use(status.pid)) is not None:
         found.gauge("engine_resident_memory_bytes", "Resident memory of the engine process", use.resident, **by)
         found.gauge("engine_open_fds", "Open file descriptors of the engine process", use.files, **by)

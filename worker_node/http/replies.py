@@ -109,6 +109,7 @@ class OpenAIUsage(Reply):
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int = 0
+    prompt_tokens_details: dict[str, int] | None = None
 
 
 # Errors as replies: in the native form, OpenAI's, Anthropic's and Ollama's. A request may fail before it reaches a

@@ -19,6 +19,7 @@ import msgspec
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import ModelKind
+from worker_node.devices.npu import version_in
 from worker_node.models.disk import storage_problem
 
 CANARY_FILE = "canary.json"
@@ -383,6 +384,9 @@ _OTHER_CONFIGS = (TOKENIZER_CONFIG, GENERATION_CONFIG)
 # Where nncf and the conversions of this project note in a graph how its weights are stored.
 _TAIL_BYTES = 1 << 16
 _NOTE = re.compile(r'<(\w+) value="([^"]*)"')
+# By the converter, and by whatever saved the graph.
+_WRITTEN_BY = re.compile(r'(?:<Runtime_version|name="OpenVINO Runtime") value="([^"]*)"')
+_RELEASE = re.compile(r"\d+\.\d+")
 
 
 def has_manifest(path: Path) -> bool:
@@ -441,21 +445,50 @@ def describe_export(path: Path, name: str, kind: str, graph: str, limit: int | N
     )
 
 
+# The family of Phi-3 and what is built as it.
+PHI = "phi"
+
+
 def family_of(model_type: str, template: str) -> str:
     """The chat and tool-call format: by the marks in the template, else the architecture's own name."""
     if "<|start_header_id|>" in template:
         return "llama3"
     if "<|im_start|>" in template:
         return "qwen" if model_type.startswith("qwen") else "chatml"
-    return "phi" if model_type.startswith("phi") else model_type or "base"
+    return PHI if model_type.startswith("phi") else model_type or "base"
 
 
 def noted_compression(graph: Path) -> dict[str, str]:
     """What the end of a graph notes of its weights (`mode`, `group_size`, `ratio`); nothing where it does not."""
+    notes = _notes(graph).partition("<weight_compression>")[2].partition("</weight_compression>")[0]
+    return dict(_NOTE.findall(notes))
+
+
+def _notes(graph: Path) -> str:
+    """The end of a graph, where its notes are; empty where it cannot be read."""
     try:
         with graph.open("rb") as stream:
             stream.seek(max(0, graph.stat().st_size - _TAIL_BYTES))
-            tail = stream.read().decode(errors="replace")
+            return stream.read().decode(errors="replace")
     except OSError:
-        return {}
-    return dict(_NOTE.findall(tail.partition("<weight_compression>")[2].partition("</weight_compression>")[0]))
+        return ""
+
+
+def runtime_problem(directory: Path, runtime: str) -> str | None:
+    """Why OpenVINO of version `runtime` may crash on a model's graphs: a newer release wrote one; None if none did.
+
+    A release is a year and a number; the third number only corrects it.
+    """
+    ours = _RELEASE.match(runtime)
+    if ours is None:
+        return None
+
+    for graph in sorted(directory.glob("*.xml")):
+        for wrote in _WRITTEN_BY.findall(_notes(graph)):
+            if not version_in(wrote, f">{ours[0]}"):
+                continue
+
+            theirs, own = (version.partition("-")[0] for version in (wrote, runtime))
+            return f"{graph} was written by OpenVINO {theirs}, and this node runs {own}, which may crash on it"
+
+    return None

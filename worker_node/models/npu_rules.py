@@ -1,4 +1,4 @@
-"""Which models are kept away from a real NPU: known-bad families, and weights in forms that break it."""
+"""What is known of models on real NPUs: which are kept away, and how long prompts may be."""
 
 from __future__ import annotations
 
@@ -16,43 +16,135 @@ from worker_node.models.directory import MODEL_FILE, InstalledModel, noted_compr
 _GROUPS = frozenset({"-1", "128"})
 _ALL = frozenset({"1", "1.0"})
 _GENERATING = frozenset({"generation", "vision"})
+# Bytes that a parameter takes in a file, with its scales and with tables that are stored wider.
+_BYTES = {"int4": 0.55, "nf4": 0.55, "int8": 1.05, "f16": 2.0}
+# Models of 8.2 billion parameters run on NPUs.
+_MOST_PARAMETERS = 9e9
+_REMEDY = "export it as int4_sym, groups of 128 or -1, ratio 1.0, or as int8_sym"
 
 
-def problem_on_npu(installed: InstalledModel, architecture: str, driver: str | None = None) -> str | None:
-    """Why the model is not for an NPU of this architecture with this driver; None if nothing is known.
+def problem_on_npu(
+    installed: InstalledModel,
+    architecture: str,
+    driver: str | None = None,
+    openvino: str | None = None,
+) -> str | None:
+    """Why the model is not for an NPU of this architecture with this driver and OpenVINO.
 
-    A row that names an architecture or a driver holds only where that is known.
+    None if nothing is known. A row that names one of them holds only where that is known.
     """
-    family = str(peek_config(installed.path / "config.json").get("model_type", ""))
+    versions = {"driver": driver, "openvino": openvino}
+    known = _known_problem(installed, architecture, versions)
+    if known is not None or installed.kind not in _GENERATING:
+        return known
+
+    mode, noted = installed.quantization, noted_compression(installed.path / MODEL_FILE)
+    problem = _weights_problem(mode, noted.get("group_size"), noted.get("ratio"))
+    if mode == "nf4" and architecture.startswith("37"):
+        problem = "its weights are nf4: NPUs take them from Lunar Lake (4000) on"
+    return f"{problem}; {_REMEDY}" if problem else None
+
+
+def _known_problem(
+    installed: InstalledModel,
+    architecture: str,
+    versions: Mapping[str, str | None],
+) -> str | None:
+    """What the first row says that fits the model's family and the device."""
+    config = peek_config(installed.path / "config.json")
+    family = str(config.get("model_type", ""))
+
     for row in _known_bad():
-        if row["family"] != family or row.get("architecture", architecture) != architecture:
+        if row["family"] != family:
             continue
-        if "driver" not in row or (driver is not None and version_in(driver, row["driver"])):
-            where = f"architecture {architecture}" + (f" with driver {driver}" if "driver" in row else "")
-            return f"{family} on an NPU of {where}: {row['problem']} ({row['source']})"
+        if row.get("architecture", architecture) != architecture:
+            continue
+
+        named = [name for name in versions if name in row]
+        if not all(version_in(versions[name] or "", row[name]) for name in named):
+            continue
+
+        where = [f"architecture {architecture}"]
+        where += [f"{name} {versions[name]}" for name in named]
+        device = " with ".join(where)
+        return f"{family} on an NPU of {device}: {row['problem']} ({row['source']})"
+
+    return None
+
+
+def doubts_on_npu(installed: InstalledModel) -> tuple[str, ...]:
+    """What makes a model slow on an NPU, or may keep it from being compiled there."""
     if installed.kind not in _GENERATING:
-        return None
+        return ()
+
+    mode = installed.quantization
     noted = noted_compression(installed.path / MODEL_FILE)
-    return _weights_problem(installed.quantization, noted.get("group_size"), noted.get("ratio"))
+    doubts = [_slow_groups(mode, noted.get("group_size")), _too_large(mode, installed.size)]
+    return tuple(doubt for doubt in doubts if doubt is not None)
+
+
+def _too_large(mode: str, size: int) -> str | None:
+    """Why a model of `size` bytes may not compile."""
+    for form, bytes_each in _BYTES.items():
+        parameters = size / bytes_each
+        if mode.startswith(form) and parameters > _MOST_PARAMETERS:
+            return (
+                f"it has about {parameters / 1e9:.0f} billion parameters: "
+                "NPUs' compilers fail with more than 8 to 9, "
+                "and the next placement serves then"
+            )
+    return None
+
+
+def _slow_groups(mode: str, group: str | None) -> str | None:
+    """Why int4 weights are slow; `group` None: unknown."""
+    if not mode.startswith("int4") or group is None or group in _GROUPS:
+        return None
+
+    return f"its int4 weights are in groups of {group}, about half as fast on an NPU as one scale a row (group size -1)"
 
 
 def _weights_problem(mode: str, group: str | None, ratio: str | None) -> str | None:
     """Why an NPU does not take a generation model's weights; `group` and `ratio` None: unknown."""
-    rules = (
-        (mode.startswith("int8"), f"its weights are {mode}: the process dies while it generates (openvino#35641)"),
-        (mode.startswith("int4_asym"), "its weights are int4_asym: an NPU takes symmetric ones"),
-        (group not in {None, *_GROUPS}, f"the groups of its weights have {group} elements: an NPU takes 128 or -1"),
-        (ratio not in {None, *_ALL}, f"only {ratio} of its weights are int4: an NPU takes a ratio of 1.0"),
-    )
-    wrong = [problem for applies, problem in rules if applies and mode.startswith("int")]
-    return f"{wrong[0]}; export it as int4_sym, groups of 128 or -1, ratio 1.0" if wrong else None
+    if mode.startswith("int8_asym"):
+        return f"its weights are {mode}: the process dies while it generates (openvino#35641)"
+
+    if mode.startswith("int4_asym"):
+        return "its weights are int4_asym: an NPU takes symmetric ones"
+
+    if mode.startswith("int8") and group not in {None, "-1"}:
+        return f"its int8 weights are in groups of {group}: an NPU takes one scale a row"
+
+    if mode.startswith(("int4", "nf4")) and ratio not in {None, *_ALL}:
+        return f"only {ratio} of its weights are in 4 bits: an NPU takes a ratio of 1.0"
+
+    return None
+
+
+# Above about 2,000 tokens NPUs have answered garbage without an error (openvino.genai#3255).
+CAREFUL_PROMPT_TOKENS = 1800
+
+
+def known_prompt_limit(installed: InstalledModel, architecture: str, openvino: str | None) -> tuple[int, str]:
+    """Tokens of the longest prompt that an NPU of this architecture is known to answer, and who says so."""
+    noted = noted_compression(installed.path / MODEL_FILE)
+    group = noted.get("group_size", "unknown")
+    best = CAREFUL_PROMPT_TOKENS, "openvino.genai#3255"
+    for row in _rows("prompt_limits.toml", "prompt_limit"):
+        fits = row["architecture"] == architecture and version_in(openvino or "", row["openvino"])
+        if fits and installed.quantization == row["weights"] and group == row["groups"] and row["tokens"] > best[0]:
+            best = row["tokens"], row["source"]
+    return best
+
+
+def _known_bad() -> list[dict[str, Any]]:
+    return _rows("known_bad.toml", "known_bad")
 
 
 @cache
-def _known_bad() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = tomllib.loads(
-        files("worker_node.models").joinpath("known_bad.toml").read_text(encoding="utf-8")
-    )["known_bad"]
+def _rows(file: str, table: str) -> list[dict[str, Any]]:
+    text = files("worker_node.models").joinpath(file).read_text(encoding="utf-8")
+    rows: list[dict[str, Any]] = tomllib.loads(text)[table]
     return rows
 
 
@@ -78,8 +170,13 @@ def npu_verdict(source_format: SourceFormat, stored: Mapping[str, Any], *, gener
         return Suitability(None, (f"nothing says how the weights are stored; {_ALTERNATIVE}",))
     noted = (stored.get("group_size"), stored.get("ratio"))
     group, ratio = (str(value) if isinstance(value, int | float) else None for value in noted)
+    named = "nf4" in {stored.get("dtype"), stored.get("weight_format")}
+    mode = "nf4" if named else f"int{bits}_{'sym' if symmetric else 'asym'}"
     # What serving refuses is not called suitable here.
-    problem = _weights_problem(f"int{bits}_{'sym' if symmetric else 'asym'}", group, ratio)
+    problem = _weights_problem(mode, group, ratio)
     if problem is not None:
         return Suitability(False, (f"{problem}; {_ALTERNATIVE}",))
-    return Suitability(True, (f"int{bits} symmetric, {'channel-wise' if group == '-1' else f'in groups of {group}'}",))
+    form = "nf4, from Lunar Lake on" if named else f"int{bits} symmetric"
+    groups = "channel-wise" if group == "-1" else f"in groups of {group}"
+    slow = _slow_groups(mode, group)
+    return Suitability(True, (f"{form}, {groups}", *(() if slow is None else (f"{slow}; {_ALTERNATIVE}",))))

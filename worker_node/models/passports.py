@@ -61,6 +61,31 @@ class Rates(_Part):
     texts_per_s: float | None = Field(default=None, ge=0.01, le=1e9)
 
 
+class Efficiency(_Part):
+    """What a joule does: the NPU's, or of a CPU and GPU the whole package's; null where it was not measured."""
+
+    tokens_per_joule: float | None = Field(default=None, gt=0, le=1e9)
+    texts_per_joule: float | None = Field(default=None, gt=0, le=1e9)
+
+
+class Frequencies(_Part):
+    """What bounds the NPU's frequency, in MHz: the device's own bounds, and those that were set."""
+
+    min: int | None = Field(default=None, ge=0, le=100_000)
+    efficient: int | None = Field(default=None, ge=0, le=100_000)
+    max: int | None = Field(default=None, ge=0, le=100_000)
+    set_min: int | None = Field(default=None, ge=0, le=100_000)
+    set_max: int | None = Field(default=None, ge=0, le=100_000)
+
+
+class Power(_Part):
+    """What supplied the machine when the result was made; null where the kernel does not say."""
+
+    source: Literal["AC", "battery"] | None = None
+    adapter_watts: float | None = Field(default=None, ge=1, le=1000)
+    npu_mhz: Frequencies = Frequencies()
+
+
 class CheckResult(_Part):
     """One check; `facts` are numbers of docs/npu-facts.md."""
 
@@ -101,6 +126,8 @@ class Passport(_Part):
     reference: str = Field(max_length=100)
     limits: Limits
     rates: Rates
+    efficiency: Efficiency = Efficiency()
+    power: Power = Power()
     checks: list[CheckResult] = Field(max_length=100)
     signature: Signature | None = None
 

@@ -112,6 +112,11 @@ class Telemetry:
             "NPU busy time around requests; exclusive is false for runs in which others are known to have used it too",
             ("model", "emulated", "exclusive"),
         )
+        self.joules = counter(
+            "energy_joules",
+            "Energy used for answers: of the NPU, or of the processor's whole package for CPU and GPU",
+            (*by_route, "emulated"),
+        )
         self.npu_recoveries = Counter(
             "npu_node_npu_recoveries",
             "Recoveries of the NPU that the kernel announced: each aborts the jobs of all processes",
@@ -160,6 +165,8 @@ class Telemetry:
             self.queue_time.labels(*by_route).observe(max(0.0, timing.queue / 1e3))
             self.inference_time.labels(*by_route).observe(timing.inference / 1e3)
         self.latency.labels(*by_route).observe(timing.total / 1e3)
+        if busy.energy.joules is not None:
+            self.joules.labels(*by_route, str(route.emulated).lower()).inc(busy.energy.joules)
         if busy.us is not None:
             # Never true: the counter cannot show that nobody else used the device.
             exclusive = "false" if busy.shared else "unknown"

@@ -213,6 +213,8 @@ class Operation:
             found["npu.busy_time_us"] = busy.us
             if busy.shared:
                 found["npu.busy_exclusive"] = False
+        if busy.energy.joules is not None:
+            found["npu.energy_joules"] = busy.energy.joules
         self._span.set_attributes(found)
         self.begin("", ended)
 

@@ -152,7 +152,8 @@ class PreparationPool:
                 return await self._exchange(body, deadline, param)
             except ProcessEnded as ended:
                 (status,) = ended.args
-            if status == OUT_OF_TIME:
+            # Windows has one status for this and for what `close` does.
+            if status == OUT_OF_TIME and not self._closed:
                 raise BadRequest(
                     f"{param}: preparing it takes more than {self._limits.cpu_s:g} s of CPU time, the bound here",
                     param=param,

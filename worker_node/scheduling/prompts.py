@@ -48,13 +48,15 @@ J = TypeVar("J", bound=Queued)
 class Prompt(Generic[J]):
     """A prompt that is not fully computed: `left` of its tokens are still to come, as far as is known.
 
-    `begun` is when its first tokens were computed. `owed`: it goes first by the share of the oldest prompt.
+    `begun` is when its first tokens were computed. `owed`: it goes first by the share of the oldest prompt. `reused` of
+    its tokens came from the prefix cache; None where that is not known.
     """
 
     job: J
     left: int
     begun: float | None = None
     owed: bool = False
+    reused: int | None = None
 
     def pieces(self, piece_tokens: int) -> int:
         """How many pieces are left, at least one."""

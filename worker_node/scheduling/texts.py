@@ -92,6 +92,9 @@ class _Lane:
             del self._jobs[job_id]
         return True
 
+    def first(self) -> Waiting:
+        return next(iter(next(iter(self._jobs.values())).values()))
+
     def take(self, limits: BatchLimits, free_slots: int) -> list[Waiting]:
         """Remove and return the texts of the next run; one at least must wait."""
         turn = next(iter(self._jobs))
@@ -135,13 +138,24 @@ class TextQueue:
         """Remove and return the texts of the next run; none if none wait. `free_slots`: runs that can start now."""
         if not len(self):
             return []
-        both = bool(self._interactive and self._batch)
-        owed = both and self._earned >= OTHERS_WEIGHT * min(limits.max_tokens, self._batch.tokens)
-        chosen = (self._batch if owed or not self._interactive else self._interactive).take(limits, free_slots)
+        both, owed = bool(self._interactive and self._batch), self._owed(limits)
+        chosen = self._lane(limits).take(limits, free_slots)
         if both:
             self._earned += limits.computed(chosen) * (-OTHERS_WEIGHT if owed else 1)
         self._forget_unused_share()
         return chosen
+
+    def first(self, limits: BatchLimits) -> Waiting:
+        """The text that is in the next run for certain; one at least must wait."""
+        return self._lane(limits).first()
+
+    def _lane(self, limits: BatchLimits) -> _Lane:
+        return self._batch if self._owed(limits) or not self._interactive else self._interactive
+
+    def _owed(self, limits: BatchLimits) -> bool:
+        """Whether it is the turn of batch texts, while both wait."""
+        enough = OTHERS_WEIGHT * min(limits.max_tokens, self._batch.tokens)
+        return bool(self._interactive and self._batch) and self._earned >= enough
 
     def _forget_unused_share(self) -> None:
         if not self._batch:

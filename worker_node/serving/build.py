@@ -32,7 +32,7 @@ from worker_node.engines.options import (
     engines,
     options_of,
 )
-from worker_node.engines.process import Canary, EngineLimits
+from worker_node.engines.process import Canary, EngineLimits, Prewarm
 from worker_node.engines.protocol import EngineSpec
 from worker_node.engines.restart import GrowthLimits, RestartLimits, default_growth
 from worker_node.engines.supervisor import Engine
@@ -40,8 +40,15 @@ from worker_node.engines.watchdog import LivenessLimits
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ServedModel
 from worker_node.models.catalog import normalise_name
-from worker_node.models.directory import MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, InstalledModel, content_hash
-from worker_node.models.npu_rules import problem_on_npu
+from worker_node.models.directory import (
+    MANIFEST_FILE,
+    MODEL_FILE,
+    WEIGHTS_FILE,
+    InstalledModel,
+    content_hash,
+    runtime_problem,
+)
+from worker_node.models.npu_rules import doubts_on_npu, known_prompt_limit, problem_on_npu
 from worker_node.models.passports import NOT_CERTIFIED, Identity, PassportStore, Standing, standing
 from worker_node.models.store import ModelStore, apparent_kind, open_directory
 from worker_node.registry import tasks
@@ -65,13 +72,15 @@ _TOTAL_MEMORY = "GPU_DEVICE_TOTAL_MEM_SIZE"
 class Machine:
     """The node's settings and the devices that it found.
 
-    Engines write what they compile to `export_blobs`, for `npu-node compile`.
+    Engines write what they compile to `export_blobs`, for `npu-node compile`, and compile for the NPU `platform` of
+    another machine if it is given.
     """
 
     settings: NodeSettings
     probe: Probe
     npu: NpuSource
     export_blobs: Path | None = None
+    platform: str | None = None
 
     def devices(self) -> tuple[Device, ...]:
         """The devices that a model may be placed on, in order of preference."""
@@ -158,6 +167,11 @@ def build_model(
     `guard` wraps a canary that needs the device as a request does.
     """
     check_options(installed, wanted)
+    newer = None if wanted.allow_known_bad else runtime_problem(installed.path, machine.probe.openvino or "")
+    if newer is not None:
+        raise UnusableFiles(
+            f"{newer}: update the node, or export the model again with that version; allow_known_bad loads it as it is"
+        )
     task = served_task(installed.kind)
     plans, excluded = plan_model(task, installed, wanted, machine)
     for each in excluded:
@@ -171,7 +185,8 @@ def build_model(
     for plan in plans:
         canary = task.canary(model, wanted, plan.engine)
         examination = no_canary if canary is None else guard(canary)
-        placements.append(_placement(task, plan, machine, examination, suspects))
+        prewarm = task.prewarm(model, wanted, plan.engine)
+        placements.append(_placement(task, plan, machine, examination, prewarm, suspects))
     model.placements, model.excluded = tuple(placements), excluded
     model.aliases, model.idle_unload_s = wanted.aliases, wanted.idle_unload_s
     return model
@@ -275,14 +290,15 @@ def plan_model(
         if problem is not None:
             excluded.append(ExcludedPlacement(place.device, target.emulated, standing, problem))
             continue
-        engine = plan_engine(task, installed, wanted, place, machine)
+        engine = plan_engine(task, installed, wanted, place, machine, standing)
         ignored = tuple(
             f"{name} is ignored: the engine for {place.device} has no use for it"
             for name in _unused(target, beside=[each.device for each in places])
         )
         # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.
         eager = place.load == "eager" or (place.load is None and not plans)
-        plans.append(PlacementPlan(target, engine, eager, standing, (*ignored, *engine.notes)))
+        doubts = doubts_on_npu(installed) if place.device is Device.NPU and not target.emulated else ()
+        plans.append(PlacementPlan(target, engine, eager, standing, (*ignored, *engine.notes, *doubts)))
     return plans, excluded
 
 
@@ -297,23 +313,59 @@ def _unused(target: Target, beside: Collection[Device]) -> list[str]:
 
 
 def plan_engine(
-    task: ServedTask[Any], installed: InstalledModel, wanted: ModelSettings, place: PlacementSettings, machine: Machine
+    task: ServedTask[Any],
+    installed: InstalledModel,
+    wanted: ModelSettings,
+    place: PlacementSettings,
+    machine: Machine,
+    standing: Standing = NOT_CERTIFIED,
 ) -> EnginePlan:
-    """Plan the engine of one placement. Raises ConfigurationError when its lengths do not fit the model."""
-    settings, npu = machine.settings, machine.npu
+    """Plan the engine of one placement, of which the passports say `standing`.
+
+    Raises ConfigurationError when its lengths do not fit the model.
+    """
+    npu = machine.npu
     given = replace(wanted.of(engine_for(installed.kind, place.device)), plugin_config=dict(place.plugin_config))
     if place.device is Device.NPU and isinstance(given, NpuOptions):
         given = replace(given, busy_counter=str(npu.busy_counter), stand_in=npu.stand_in)
     plan = task.plan(given, machine.target(installed, wanted, place.device))
     if wanted.max_outstanding is not None:
         plan = replace(plan, admission=replace(plan.admission, max_outstanding=wanted.max_outstanding))
-    if place.device is Device.NPU:
-        plan = replace(plan, prompt_limit=min(plan.prompt_limit, settings.npu_token_limit))
+    if (known := prompt_limit(installed, place.device, standing, machine)) is not None:
+        limit, source = known
+        if limit < plan.prompt_limit:
+            note = f"prompts of more than {limit} tokens do not go there: {source}"
+            plan = replace(plan, prompt_limit=limit, notes=(*plan.notes, note))
     return plan
 
 
+def prompt_limit(
+    installed: InstalledModel, device: Device, standing: Standing, machine: Machine
+) -> tuple[int, str] | None:
+    """Tokens of the longest prompt that the device is known to answer right, and what says so; None for any."""
+    limits = []
+    passport = standing.passport if standing.state in {"certified", "limited"} else None
+    if passport is not None and passport.limits.max_prompt_tokens is not None:
+        limits.append((passport.limits.max_prompt_tokens, f"its passport, of {passport.made}"))
+    if device is Device.NPU:
+        most = machine.settings.npu_token_limit
+        if most is not None:
+            limits.append((most, "npu_token_limit"))
+        if not limits:
+            info = machine.probe.find(device.value)
+            named = None if info is None or machine.npu.emulated else info.properties.get("DEVICE_ARCHITECTURE")
+            tokens, source = known_prompt_limit(installed, named or "unknown", machine.probe.openvino)
+            limits.append((tokens, f"no more is known to be right ({source}); npu-node certify can prove more"))
+    return min(limits, default=None)
+
+
 def _placement(
-    task: ServedTask[Any], plan: PlacementPlan, machine: Machine, canary: Canary, suspects: Suspects
+    task: ServedTask[Any],
+    plan: PlacementPlan,
+    machine: Machine,
+    canary: Canary,
+    prewarm: Prewarm | None,
+    suspects: Suspects,
 ) -> Placement:
     """Make what was planned; no engine is started."""
     engine, target, proven = plan.engine, plan.target, plan.standing.passport
@@ -325,9 +377,7 @@ def _placement(
     for note in notes:
         log.warning("%s on %s: %s", installed.id, device, note)
     admission = Admission(f"{installed.id} on {device}", engine.admission)
-    limit = engine.prompt_limit
     if proven is not None:
-        limit = min(limit, proven.limits.max_prompt_tokens or limit)
         admission.assume(proven.rates.prompt_tokens_per_s, proven.rates.tokens_per_s)
     blobs = options.blobs if isinstance(options, BlobOptions) else None
     yields = task.yields_to_chats and device is Device.CPU
@@ -341,6 +391,7 @@ def _placement(
         emulated=target.emulated,
         loads=None if blobs is None else f"the blobs in {blobs}",
         nice=machine.settings.engine_nice + (_NICE_BESIDE_CHATS if yields else 0),
+        energy_sysfs=None if machine.settings.energy_sysfs is None else str(machine.settings.energy_sysfs),
     )
     settings = machine.settings
     limits = EngineLimits(
@@ -357,9 +408,9 @@ def _placement(
     compiled = blobs is not None or (options.cache_dir is not None and any(Path(options.cache_dir).glob("*.blob")))
     return Placement(
         device=device,
-        engine=Engine(faulty(spec, faults), canary, limits, suspects=suspects),
+        engine=Engine(faulty(spec, faults), canary, limits, prewarm=prewarm, suspects=suspects),
         admission=admission,
-        prompt_limit=limit,
+        prompt_limit=engine.prompt_limit,
         total_limit=engine.total_limit,
         standing=plan.standing,
         emulated=target.emulated,
@@ -383,7 +434,7 @@ def _with_directories(task: ServedTask[Any], plan: PlacementPlan, machine: Machi
     """The planned options with the directories for compiled models, and why there can be no cache."""
     options, target, export = plan.engine.options, plan.target, machine.export_blobs
     if isinstance(options, BlobOptions):
-        options = replace(options, export_blobs=None if export is None else str(export))
+        options = replace(options, export_blobs=None if export is None else str(export), platform=machine.platform)
         if options.blobs is not None:
             return options, None
     if export is not None or target.device is Device.CPU or (target.emulated and not task.keeps_emulated):
@@ -402,13 +453,15 @@ def _cache_key(plan: PlacementPlan, machine: Machine) -> compile_cache.CacheKey:
     properties = info.properties if info is not None and not emulated else {}
     # A manifest names the weights by their hashes; without one, two sets of them may share a graph and a name.
     stamped = () if (installed.path / MANIFEST_FILE).is_file() else (WEIGHTS_FILE,)
+    compiler = properties.get("NPU_COMPILER_VERSION")
     return compile_cache.CacheKey(
         model=installed.id,
         model_hash=compile_cache.model_hash(installed.path, (MANIFEST_FILE, MODEL_FILE), stamped),
         device=f"{device}-emulated" if emulated else device.value,
         openvino=machine.probe.openvino or "unknown",
-        driver=properties.get("NPU_DRIVER_VERSION"),
-        compiler=properties.get("NPU_COMPILER_VERSION"),
+        # The compiler makes the binary; what a driver cannot run, OpenVINO compiles again.
+        driver=None if compiler else properties.get("NPU_DRIVER_VERSION"),
+        compiler=compiler,
         lengths=plan.engine.lengths,
     )
 
@@ -460,7 +513,7 @@ def identity_of(
     info = probe.find("CPU" if emulated else device.value)
     properties = info.properties if info is not None else {}
     place = next((place for place in wanted.placements or () if place.device is device), None)
-    given: list[Any] = [dict(wanted.options), {} if place is None else dict(place.plugin_config or {})]
+    given: list[Any] = [wanted.examined_options(), {} if place is None else dict(place.plugin_config or {})]
     given += map(str, faults_of(installed.id, device, settings))
     named = properties.get("DEVICE_ARCHITECTURE") if device is Device.NPU else properties.get("FULL_DEVICE_NAME")
     return Identity(
@@ -492,7 +545,8 @@ def known_problem(installed: InstalledModel, wanted: ModelSettings, device: Devi
         return None
     info = probe.find(device.value)
     known = {} if info is None else info.properties
-    return problem_on_npu(installed, known.get("DEVICE_ARCHITECTURE") or "unknown", known.get("NPU_DRIVER_VERSION"))
+    architecture = known.get("DEVICE_ARCHITECTURE") or "unknown"
+    return problem_on_npu(installed, architecture, known.get("NPU_DRIVER_VERSION"), probe.openvino)
 
 
 def refusal(found: Standing, *, required: bool) -> str | None:

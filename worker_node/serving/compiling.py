@@ -1,4 +1,7 @@
-"""Compile a model ahead of time: an engine compiles it, writes blobs and answers its canary; another loads them."""
+"""Compile a model ahead of time: an engine compiles it, writes blobs and answers its canary; another loads them.
+
+For another machine's NPU it is compiled only: nothing here can run it.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,27 @@ from worker_node.core.errors import ConfigurationError, EngineUnavailable
 from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRecord, read_record
 from worker_node.devices.npu import npu_source
-from worker_node.devices.probe import probe
+from worker_node.devices.probe import DeviceInfo, probe
 from worker_node.engines.options import BlobOptions, engine_for
 from worker_node.engines.protocol import EngineState
 from worker_node.models.directory import InstalledModel
-from worker_node.serving.build import Machine, build_model
+from worker_node.serving.build import Machine, build_model, no_canary
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 
 async def compile_ahead(
-    installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings, out: Path
+    installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings, out: Path, platform: str | None = None
 ) -> BlobRecord:
     """Write the blobs of a model for this machine's NPU to the directory `out`, replacing older ones.
 
     The engines are those that `wanted` makes for the NPU; what is written has been loaded, and has passed the model's
-    canary. Raises ConfigurationError when this kind of model has no blobs or `out` holds something else,
+    canary. With a `platform`, such as 4000, it is for another machine's NPU and was not run. Raises ConfigurationError
+    when this kind of model has no blobs, `out` holds something else or the NPU is emulated that `platform` needs,
     EngineUnavailable when an engine does not become ready, OSError.
     """
     _check(installed, out)
+    if platform is not None and settings.npu_emulation:
+        raise ConfigurationError("--platform compiles for a real NPU: unset NPU_NODE_NPU_EMULATION")
     given = next((place for place in wanted.placements or () if place.device is Device.NPU), None)
     config = {} if given is None else dict(given.plugin_config)
     place = PlacementSettings(device=Device.NPU, load="lazy", plugin_config=config)
@@ -41,9 +47,15 @@ async def compile_ahead(
         made = Path(mkdtemp(prefix=f".{out.name}.", dir=out.parent))
         stack.callback(shutil.rmtree, made, ignore_errors=True)
         machine = Machine(settings, await probe(), npu)
-        await _load(installed, wanted, replace(machine, export_blobs=made))
-        with_blobs = wanted.model_copy(update={"options": options | {"blobs": str(made)}})
-        await _load(installed, with_blobs, machine)
+        if platform is None:
+            await _load(installed, wanted, replace(machine, export_blobs=made))
+            with_blobs = wanted.model_copy(update={"options": options | {"blobs": str(made)}})
+            await _load(installed, with_blobs, machine)
+        else:
+            # What is known of that NPU decides what may be compiled for it.
+            other = DeviceInfo(Device.NPU.value, {"DEVICE_ARCHITECTURE": platform})
+            machine = replace(machine, probe=replace(machine.probe, devices=(other,)))
+            await _load(installed, wanted, replace(machine, export_blobs=made, platform=platform))
         _publish(made, out)
     return read_record(out)
 
@@ -62,8 +74,12 @@ def _check(installed: InstalledModel, out: Path) -> None:
 
 
 async def _load(installed: InstalledModel, wanted: ModelSettings, machine: Machine) -> None:
-    """Load the model on the NPU and run its canary. Raises EngineUnavailable with the reason when that fails."""
-    engine = build_model(installed, wanted, machine).placements[0].engine
+    """Load the model on the NPU and run its canary, if it is this machine's.
+
+    Raises EngineUnavailable with the reason when that fails.
+    """
+    guard = (lambda _canary: no_canary) if machine.platform is not None else (lambda canary: canary)
+    engine = build_model(installed, wanted, machine, guard).placements[0].engine
     try:
         engine.wake()
         status = await engine.settled()

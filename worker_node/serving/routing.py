@@ -47,6 +47,11 @@ _FEATURES: dict[Feature, tuple[str, str, str]] = {
         "leave out use_beam_search",
     ),
     "language_detection": ("language", "does not detect the language of speech", "set language"),
+    "word_timestamps": (
+        "timestamp_granularities[]",
+        "gives no times of words",
+        "leave out word, set word_timestamps = true for the model",
+    ),
 }
 # Between requests for a model whose cold compile for an NPU takes an unknown time.
 _COLD_RETRY_S = 30.0

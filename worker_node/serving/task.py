@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from worker_node.core.types import NOTHING, Device, Feature
 from worker_node.engines.options import EngineOptions
-from worker_node.engines.process import Canary
+from worker_node.engines.process import Canary, Prewarm
 from worker_node.manager.served import ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.registry import load, task_of
@@ -96,6 +96,13 @@ class ServedTask(ABC, Generic[M]):
 
         Raises ConfigurationError when the plan's limits are too short for it.
         """
+
+    def prewarm(self, _model: M, _wanted: ModelSettings, _plan: EnginePlan) -> Prewarm | None:
+        """What a planned engine computes for its prefix cache whenever it has been loaded; None for nothing.
+
+        Raises ConfigurationError.
+        """
+        return None
 
     async def start(self, _parts: TaskParts) -> None:
         """Called when the node starts: start what the first request should not have to wait for."""

@@ -19,6 +19,7 @@ _OURS: Mapping[str, str] = {
     "best_of_limit": "best_of_limit",
     "cache_size": "cache_size_gb",
     "enable_prefix_caching": "enable_prefix_caching",
+    "enable_word_timestamps": "word_timestamps",
     "max_num_batched_tokens": "max_num_batched_tokens",
     "max_num_seqs": "max_num_seqs",
     "max_tokens_limit": "max_tokens_limit",

@@ -39,7 +39,12 @@ SETTING_OF: Mapping[str, str] = {
     "GENERATE_HINT": "generate_hint",
     "MAX_PROMPT_LEN": "max_prompt_len",
     "MIN_RESPONSE_LEN": "min_response_len",
+    "NPUW_LLM_ENABLE_PREFIX_CACHING": "enable_prefix_caching",
+    "NPUW_LLM_GENERATE_ATTENTION_HINT": "generate_attention_hint",
+    "NPUW_LLM_PREFILL_ATTENTION_HINT": "prefill_attention_hint",
     "NPUW_LLM_PREFILL_CHUNK_SIZE": "prefill_chunk_size",
+    "NPUW_LLM_PREFIX_CACHING_BLOCK_SIZE": "prefix_cache_block_size",
+    "NPUW_LLM_PREFIX_CACHING_MAX_NUM_BLOCKS": "prefix_cache_max_num_blocks",
     "PREFILL_HINT": "prefill_hint",
 }
 
@@ -165,7 +170,7 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
     allow_known_bad: bool = Field(
         default=False,
         description="place it on a real NPU although it is known not to work there, or its weights are of a form that "
-        "breaks it (docs/npu-facts.md)",
+        "breaks it (docs/npu-facts.md); load it although a newer OpenVINO wrote it",
     )
     compile_cache: Path | None = Field(
         default=None, description="where what is compiled for it is kept; default: the node's"
@@ -173,6 +178,11 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
     options: Annotated[Mapping[str, Any], PlainValidator(_validated)] = {}
 
     _origin: str = PrivateAttr(default="")
+
+    def examined_options(self) -> dict[str, Any]:
+        """The options that a certification depends on."""
+        known = known_options()
+        return {name: value for name, value in self.options.items() if known[name].option.examined}
 
     def of(self, owner: type[O]) -> O:
         return owner(**{name: value for name, value in self.options.items() if name in options_of(owner)})

@@ -162,6 +162,11 @@ class NodeSettings(BaseSettings):
         description="directory of the NPU's counters; default: that of the device in /sys/class/accel with "
         "driver intel_vpu",
     )
+    energy_sysfs: Path | None = Field(
+        default=None,
+        description="directory with intel_pmt, powercap and power_supply, which say what answers cost; default: "
+        "/sys/class",
+    )
     passports: Path | None = Field(
         default=None,
         description="directory of the passports that npu-node certify writes, and of this node's key; default: "
@@ -183,11 +188,11 @@ class NodeSettings(BaseSettings):
     npu_emulation: bool = Field(
         default=False, description="run the NPU's code path on the CPU, labelled as emulated everywhere"
     )
-    npu_token_limit: int = Field(
-        default=1800,
+    npu_token_limit: int | None = Field(
+        default=None,
         gt=0,
-        description="tokens of the longest prompt that goes to the NPU, whatever its engine holds: NPUs are "
-        "known to answer garbage to longer ones",
+        description="tokens of the longest prompt that goes to the NPU, whatever its engine holds; default: what a "
+        "passport proves, else what is known of the NPU (docs/npu.md), else 1800",
     )
     npu_require_proof: bool = Field(
         default=False, description="refuse requests that require the NPU where its busy counter cannot be read"

@@ -83,8 +83,7 @@ PREFIX = "NPU_NODE_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 # Read by commands: where the settings are, and what those that talk to a running node need.
 OF_COMMANDS = frozenset(
-    PREFIX + name
-    for name in ("CONFIG", "URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY", "LOG_LEVEL", "PORTABLE")
+    PREFIX + name for name in ("CONFIG", "URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY", "LOG_LEVEL")
 )
 SYSTEM_FILE = Path("/etc/npu-node/node.toml")
 # The store of the unit that runs with that file (config/systemd/npu-node.service).

@@ -534,7 +534,7 @@ def test_the_commands_of_its_page_do_what_it_says(tmp_path, monkeypatch, capsys)
     assert listed[1:7] == ["team-a", "cloud", "up", "to", "20", "a"]
     assert [main(command) for command in commands[3:]] == [0, 0]
     assert capsys.readouterr().out.splitlines()[-1].split() == ["npu-berlin-1", "silent", "-", "-"]
-    assert "600 requests, 200000 tokens a minute" in " ".join(listed)
+    assert "600 requests, 200000 tokens" in " ".join(listed)
     for name in re.findall(r"NPU_GATEWAY_(\w+)", page):
         assert name.lower() in GatewaySettings.model_fields
 

@@ -3,12 +3,20 @@
 import contextlib
 import re
 import socket
+from functools import partial
 
 import numpy as np
 import pytest
 from aiohttp import web
 
-from backend_client import ClientOptions, NPUClient, NPUUnavailableError, RequestRejected, StreamInterrupted
+from backend_client import (
+    ClientOptions,
+    InferenceClient,
+    NPUClient,
+    NPUUnavailableError,
+    RequestRejected,
+    StreamInterrupted,
+)
 from backend_client.errors import AuthenticationFailed, ContextLengthExceeded, EmbedManyFailed, PayloadTooLarge
 from backend_client.options import Timeouts
 from tests.faults.scripted_node import (
@@ -80,6 +88,32 @@ async def test_an_embedding_has_its_tokens_and_the_time_of_the_npu(scripted, cli
     scripted.respond = emulated
     result = await client.embed_result("text")
     assert (result.usage.prompt_tokens, result.npu_busy_delta_us, result.emulated) == (7, 9, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "joules"),
+    [("0.125", 0.125), ("1e-3", 0.001), ("0", None), ("-1", None), ("nan", None), ("1e9", None), ("much", None)],
+)
+async def test_joules_are_those_of_the_header_if_they_can_be_true(scripted, client, said, joules):
+    space = (await client.embed_result("text")).space
+
+    async def measured(request):
+        head = {"X-Shape": "1,8", "X-Space": space, "X-Request-ID": request.headers["X-Request-ID"]}
+        return web.Response(body=np.ones(8, "<f4").tobytes(), headers=head | {"X-NPU-Node-Joules": said})
+
+    scripted.respond = measured
+    assert (await client.embed_result("text")).joules == joules
+
+
+async def test_a_stream_names_its_joules_at_the_end_and_the_ledger_has_the_sum(scripted, client):
+    async with InferenceClient(client) as calls:
+        for joules in (0.5, 0.25, None):
+            done = sse("token", {"text": "Paris"}) + sse("done", done_event() | {"joules": joules})
+            scripted.respond = answering(partial(streamed, done, done=False))
+            async with calls.stream("prompt") as stream:
+                assert [piece async for piece in stream] == ["Paris"]
+            assert stream.result.joules == joules
+        assert calls.ledger.local.joules == 0.75
 
 
 async def large_texts_refused(request):

@@ -30,12 +30,12 @@ LIMITS = EngineLimits(restart=QUICK, stop_timeout_s=1.0)
 class Model:
     """A model with a scripted engine on each device."""
 
-    def __init__(self, devices, limits, options, canary=no_canary, memory=KERNEL):
+    def __init__(self, devices, limits, options, canary=no_canary, memory=KERNEL, runner=RUNNER):
         suspects = Suspects()
         self._hold = Path(options.get("hold", os.devnull))
         self.engines = [
             Engine(
-                EngineSpec("m", ModelKind.GENERATION, "/", device, RUNNER, options),
+                EngineSpec("m", ModelKind.GENERATION, "/", device, runner, options, emulated=True),
                 canary,
                 limits,
                 suspects=suspects,
@@ -95,9 +95,9 @@ class Model:
 
 
 @asynccontextmanager
-async def serving(*devices, limits=LIMITS, canary=no_canary, memory=KERNEL, **options):
+async def serving(*devices, limits=LIMITS, canary=no_canary, memory=KERNEL, runner=RUNNER, **options):
     """Yields a `Model`, all of whose engines are ready; `options` are the runner's."""
-    model = Model(devices or (Device.CPU,), limits, options, canary, memory)
+    model = Model(devices or (Device.CPU,), limits, options, canary, memory, runner)
     for engine in model.engines:
         engine.wake()
     try:

@@ -8,6 +8,7 @@ import pytest
 from tests.faults.engines.test_engine_faults import collect, running, until
 from tests.support.waiting import eventually
 from worker_node.core.errors import EngineUnavailable
+from worker_node.core.types import Device
 from worker_node.engines.process import CanaryFailed, EngineLimits
 from worker_node.engines.protocol import EngineState
 from worker_node.engines.restart import RestartLimits
@@ -58,7 +59,7 @@ async def test_a_busy_engine_is_not_examined():
 
 async def test_a_lost_device_fails_its_jobs_with_the_reason_and_the_process_is_replaced(caplog):
     limits = EngineLimits(restart=RestartLimits(first_backoff_s=0.05))
-    async with running(limits=limits, garbage_after=0, lost=True) as engine:
+    async with running(limits=limits, device=Device.NPU, garbage_after=0, lost=True) as engine:
         first = await until(engine, EngineState.READY)
         with pytest.raises(EngineUnavailable, match="DEVICE_LOST"):
             await collect(engine, *QUESTION)
@@ -67,6 +68,16 @@ async def test_a_lost_device_fails_its_jobs_with_the_reason_and_the_process_is_r
         assert WAY_OUT in engine.status.reason
         assert engine.status.reason in caplog.text
         assert (await until(engine, EngineState.READY)).pid != first.pid
+
+
+@pytest.mark.parametrize("device", [Device.NPU, Device.CPU])
+async def test_an_npu_without_a_free_context_is_explained_and_no_other_device_is(device):
+    error = "open /dev/accel/accel0: EMFILE (Too many open files)"
+    async with running(device=device, load_error=error) as engine:
+        status = await until(engine, EngineState.FAILED)
+        assert error in status.reason
+        assert ("64 and 127 for one user" in status.reason) == (device is Device.NPU)
+        assert ("sudo fuser -v /dev/accel/accel0" in status.reason) == (device is Device.NPU)
 
 
 async def test_what_cannot_be_loaded_is_tried_again_in_case_the_cause_is_removed(tmp_path):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.later import Later
-from tests.support.scripted_runner import HANG, RAISE, RUNNER, STALL
+from tests.support.scripted_runner import HANG, POISON, RAISE, RUNNER, STALL
 from tests.support.waiting import eventually
 from worker_node.core.environment import native_environment, tool_environment
 from worker_node.core.errors import EngineDied, EngineUnavailable, Retryable
@@ -38,10 +38,10 @@ async def no_canary(_engine):
 
 
 @asynccontextmanager
-async def running(canary=no_canary, limits=None, nice=0, device=Device.CPU, **options):
+async def running(canary=no_canary, limits=None, nice=0, device=Device.CPU, prewarm=None, **options):
     limits = limits or EngineLimits(liveness=LivenessLimits(20.0), restart=QUICK)
     spec = EngineSpec("scripted", ModelKind.GENERATION, "/", device, RUNNER, options, nice=nice)
-    engine = Engine(spec, canary, limits)
+    engine = Engine(spec, canary, limits, prewarm=prewarm)
     engine.wake()
     try:
         yield engine
@@ -254,6 +254,7 @@ def test_a_text_that_no_bucket_holds_fails_alone():
     runner.step(events.append, lambda: None)
     assert [(event.id, event.code) for event in events] == [(number, "context_length_exceeded") for number in (1, 2)]
     assert not runner.has_work
+    runner.close()
 
 
 SECRET = "c0ffee-secret"
@@ -287,3 +288,45 @@ def test_a_tool_keeps_its_own_variables_and_gets_none_of_the_nodes():
     own = {"PIP_INDEX_URL": "https://user:password@index", "NPU_NODE_API_KEYS": SECRET, "HTTPS_PROXY": "p"}
     assert tool_environment(own) == {"PIP_INDEX_URL": "https://user:password@index", "HTTPS_PROXY": "p"}
     assert native_environment(own) == {}
+
+
+async def test_an_engine_serves_while_its_prefix_cache_is_filled():
+    filled, go_on = [], asyncio.Event()
+
+    async def prewarm(process):
+        await go_on.wait()
+        filled.append(await collect(process, 5, 6))
+
+    async with running(prewarm=prewarm) as engine:
+        status = await until(engine, EngineState.READY)
+        assert (status.prewarm, filled) == ("running", [])
+        assert await collect(engine, 1, 2) == [1, 2]
+        go_on.set()
+        await eventually(lambda: engine.status.prewarm == "done")
+        assert filled == [[5, 6]]
+        os.kill(engine.status.pid, signal.SIGKILL)
+        await eventually(lambda: len(filled) == 2)
+
+
+async def test_an_engine_that_ends_while_its_prefix_cache_is_filled_serves_without():
+    begun = []
+
+    async def prewarm(process):
+        begun.append(process.pid)
+        await collect(process, POISON)
+
+    async with running(prewarm=prewarm) as engine:
+        await eventually(lambda: engine.status.restarts == 2 and engine.ready)
+        assert await collect(engine, 1, 2) == [1, 2]
+        assert len(set(begun)) == 2
+        assert engine.status.prewarm == "failed"
+
+
+async def test_what_cannot_be_computed_ahead_ends_no_engine():
+    async def prewarm(process):
+        await collect(process, 1, deadline=0)
+
+    async with running(prewarm=prewarm) as engine:
+        await eventually(lambda: engine.status.prewarm == "failed")
+        assert engine.status.restarts == 0
+        assert await collect(engine, 1, 2) == [1, 2]

@@ -31,7 +31,9 @@ class CountingRunner:
         self._vowels = frozenset(model["vowels"])
         self._meter = None
         if self._spec.device is Device.NPU:
-            self._meter = busy_meter(self._options.busy_counter, stand_in=self._options.stand_in)
+            self._meter = busy_meter(
+                self._options.busy_counter, self._spec.energy_meter(), stand_in=self._options.stand_in
+            )
             self._meter.rest()
         return Loaded(0.0, f"counting {self._spec.device}", "1.0")
 

@@ -1,4 +1,4 @@
-"""The services of the operating system beyond Python's own. What differs as a whole is in `linux` and `portable`, which
+"""The services of the operating system beyond Python's own. What differs as a whole is in `linux` and `windows`, which
 have the same names; the rest is here, in branches.
 
 Readers of /proc and /sys are elsewhere: where these are missing they return nothing, and the node serves without."""
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-if sys.platform == "win32" or os.environ.get("NPU_NODE_PORTABLE") == "1":
-    from worker_node.core.operating_system.portable import *  # noqa: F403
+if sys.platform == "win32":
+    from worker_node.core.operating_system.windows import *  # noqa: F403
 else:
     from worker_node.core.operating_system.linux import *  # noqa: F403
 
@@ -24,6 +24,7 @@ else:
     import grp
     import resource
 
+WINDOWS = sys.platform == "win32"
 _LOCK_LOOK_S = 0.005
 
 
@@ -70,7 +71,14 @@ def allow_files(count: int) -> int:
 
 
 def lower_priority(nice: int) -> None:
-    """Add to the nice value of every thread of this process; threads that are made later have it from their maker."""
+    """Add to the nice value of every thread of this process; threads that are made later have it from their maker.
+
+    On Windows any `nice` above 0 is the priority class below normal.
+    """
+    if sys.platform == "win32" and nice > 0:
+        import psutil  # noqa: PLC0415  (slow to import, for every child process)
+
+        psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
     if sys.platform == "linux":
         for task in Path("/proc/self/task").iterdir():
             thread = int(task.name)

@@ -1,4 +1,4 @@
-"""What the node asks of Linux alone: prctl, inherited descriptors, signals, limits, uvloop. See `portable`."""
+"""What the node asks of Linux alone: prctl, inherited descriptors, signals, limits, uvloop. See `windows`."""
 
 from __future__ import annotations
 
@@ -116,3 +116,8 @@ def limit_memory(count: int) -> None:
 def limit_cpu(seconds: float) -> None:
     """End this process with `OUT_OF_TIME` after CPU seconds, even inside native code; 0: never."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def pci_drivers(_vendor: str) -> list[tuple[str, str | None, str | None]]:
+    """PCI devices of a vendor: id, and version and date of the driver as far as there is one; none here: see /sys."""
+    return []

@@ -22,6 +22,7 @@ from worker_node.models.directory import (
     content_hash,
     describe_export,
     read_config,
+    runtime_problem,
     sizes,
     write_manifest,
 )
@@ -75,6 +76,8 @@ _MAKERS = ("openvino", "openvino-genai", "gguf", "safetensors")
 
 def perform(job: ConversionJob, stage: Callable[[str], None]) -> None:
     """Make the model directory that the job describes. Raises a ModelError."""
+    if (newer := runtime_problem(Path(job.source), metadata.version("openvino"))) is not None:
+        raise ConversionFailed(f"{newer}: update the node, or take an export of its version or an older one")
     # Each maker imports what it needs: an encoder does not wait for GenAI.
     if job.format is SourceFormat.TASK:
         found = recognised(Path(job.source))

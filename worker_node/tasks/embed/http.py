@@ -107,8 +107,7 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
         "space": reply.space,
         "usage": {"prompt_tokens": reply.usage.prompt_tokens},
         "timing_ms": timing_ms(reply.timing, "queue", "tokenize", "inference", "total"),
-        "npu_busy_delta_us": reply.busy.us,
-        **busy_fields(reply.busy),
+        **busy_fields(reply.busy, whole=True),
     }
     if reply.route.emulated:
         head["emulated"] = True
@@ -275,6 +274,7 @@ class Embeddings(Reply):
     usage: dict[str, int]
     timing_ms: dict[str, float | None]
     npu_busy_delta_us: int | None
+    joules: float | None
 
 
 class OpenAIEmbedding(Reply):

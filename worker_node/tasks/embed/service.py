@@ -17,7 +17,7 @@ import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter
 
 from worker_node.core.errors import BadRequest, ConfigurationError, UnsupportedParameter
-from worker_node.core.types import NOT_MEASURED, Busy, Device, ModelKind, RequestContext, Route, Timing, Usage
+from worker_node.core.types import NOT_MEASURED, Busy, Device, Energy, ModelKind, RequestContext, Route, Timing, Usage
 from worker_node.encoders.jobs import RowResult
 from worker_node.engines.process import Canary
 from worker_node.models.directory import EmbeddingCanary, InstalledModel
@@ -136,6 +136,7 @@ async def _embed_rows(
         model.space if dimensions in {None, model.dimensions} else f"{model.space}-{dimensions}",
         Usage(demand.token_count),
         Timing(queue=0.0, tokenize=0.0, inference=0.0, total=(time.monotonic() - context.arrived) * 1e3),
+        busy=Busy(energy=Energy(reason="no device ran")),
         cached="hit" if rows else None,
         loading_s=selection.loading_s,
     )

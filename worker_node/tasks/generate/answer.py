@@ -157,6 +157,7 @@ class Answer:
         self._finish = FinishReason.STOP
         self._prompt_tokens = prompt_tokens
         self._reasoning_tokens = 0
+        self._cached_tokens: int | None = None
         self._logprob = 0.0
         self._logprobs: list[TokenLogprob] = []
         self._ids: list[int] = []
@@ -190,6 +191,7 @@ class Answer:
         self._reasoning_tokens += len(taken) if self._blocks.in_reasoning else 0
         self.busy = delta.busy
         self._prompt_tokens = delta.prompt_tokens or self._prompt_tokens
+        self._cached_tokens = delta.cached
         if delta.finish is not None:
             self._finish = FinishReason(delta.finish)
         self.complete = self.ended or delta.finish is not None
@@ -211,7 +213,7 @@ class Answer:
         now = time.monotonic()
         return Finished(
             finish_reason=self._finish_reason(),
-            usage=Usage(self._prompt_tokens, self.tokens, self._reasoning_tokens),
+            usage=Usage(self._prompt_tokens, self.tokens, self._reasoning_tokens, self._cached_tokens),
             timing=Timing(
                 queue=max(0.0, self.started - self.submitted) * 1e3,
                 tokenize=tokenize_s * 1e3,

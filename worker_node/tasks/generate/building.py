@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from worker_node.core.errors import BadRequest, ContextLengthExceeded
 from worker_node.core.types import NOTHING, Device
 from worker_node.engines.options import EngineOptions
-from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
+from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed, Prewarm
 from worker_node.engines.protocol import TOKEN_DTYPE, JobEngine
 from worker_node.manager.served import ServedModel
 from worker_node.models.directory import GenerationCanary, InstalledModel, sampling_defaults
 from worker_node.scheduling.admission import AdmissionLimits
+from worker_node.scheduling.prompts import BLOCK_TOKENS
 from worker_node.serving.run import TaskParts
 from worker_node.serving.task import EnginePlan, ServedTask, Target
 from worker_node.settings import ModelSettings, NodeSettings
@@ -30,9 +33,17 @@ from worker_node.tasks.generate.request import Message
 from worker_node.tasks.generate.schemas import SchemaCompiler
 from worker_node.tasks.generate.task import ContinuousOptions, GenerationOptions, StatefulOptions
 
+log = logging.getLogger(__name__)
+
 # With chunks of 256 a short prompt's first token takes a third of the time on the emulated NPU. What it does to a real
 # one could not be measured, so there OpenVINO's own default stands.
 EMULATED_CHUNK = 256
+_OPENVINO_CHUNK = 1024
+_LEAST_CHUNK = 64
+# Longer windows are compiled with pyramid attention, as in Intel's own demos of long prompts.
+_PLAIN_WINDOW = 2048
+# Measured on the emulated NPU: the prefill and the generation have their own KV caches, and work on copies.
+_CACHE_COPIES = 4
 # Resident bytes for each byte of weights, measured on Linux with OpenVINO 2026.4: the CPU plugin repacks int4 and int8.
 _CONTINUOUS, _STATEFUL = 2.0, 2.5
 # What is kept for prompts that begin alike: some long prompts and the traffic between their repetitions.
@@ -104,6 +115,29 @@ class _Generate(ServedTask[GenerationModel]):
             )
         return generation_canary(known, model.tokenizer)
 
+    def prewarm(self, model: GenerationModel, wanted: ModelSettings, plan: EnginePlan) -> Prewarm | None:
+        match plan.options:
+            case ContinuousOptions() as options:
+                step, piece = (BLOCK_TOKENS, None) if options.caches_prefixes else (0, None)
+            case StatefulOptions(prefill_chunk_size=chunk) as options if options.prefix_cache_block_size is not None:
+                # The prefill of an NPU cannot be interrupted, so that requests wait for one chunk at most.
+                step, piece = chunk or 0, chunk
+            case _:
+                step, piece = 0, None
+        jobs: list[tuple[bytes, list[int]]] = []
+        for value in wanted.of(GenerationOptions).prewarm:
+            tokens = _system_prompt(model.tokenizer, prewarm_text(value, wanted), wanted)
+            kept = len(tokens) // step * step if step else 0
+            if not kept or len(tokens) >= plan.prompt_limit:
+                why = "it has no prefix cache" if not step else f"it keeps {step} to {plan.prompt_limit - 1} tokens"
+                log.warning(
+                    "%s: nothing of %r is computed ahead by %s: %s", model.id, value[:60], plan.options.engine, why
+                )
+                continue
+            ends = [*range(piece, kept + 1, piece)] if piece else [kept]
+            jobs.append((np.asarray(tokens[:kept], TOKEN_DTYPE).tobytes(), ends))
+        return _prewarm(jobs) if jobs else None
+
     async def start(self, parts: TaskParts) -> None:
         await parts.of(SchemaCompiler).start()
 
@@ -137,27 +171,101 @@ def _continuous(given: ContinuousOptions, target: Target) -> EnginePlan:
 
 def _stateful(given: StatefulOptions, target: Target) -> EnginePlan:
     prompt = prompt_length(given.max_prompt_len, target)
-    chunk: Any = given.prefill_chunk_size
-    if target.emulated and chunk is None and given.prefill_hint != "STATIC":
-        # The largest power of two that neither exceeds the prompt.
-        chunk = max(16, min(EMULATED_CHUNK, 1 << (prompt.bit_length() - 1)))
+    options = replace(
+        given,
+        max_prompt_len=prompt,
+        prefill_chunk_size=_chunk(given, prompt, emulated=target.emulated),
+        prefill_attention_hint=given.prefill_attention_hint or ("PYRAMID" if prompt > _PLAIN_WINDOW else None),
+    )
+    options, notes = _with_prefix_cache(options, target)
+    path = target.installed.path
     total = min(prompt + given.min_response_len, target.installed.context_limit)
-    cache = kv_cache_bytes(target.installed.path, total)
-    notes: tuple[str, ...] = ()
+    window = _window_bytes(path, options, total)
     if prompt > StatefulOptions().max_prompt_len:
         # The NPU's cache is taken whether it is used or not.
-        taken = "an unknown amount" if cache is None else f"{cache / 2**20:.0f} MiB"
-        notes = (f"max_prompt_len {prompt} makes a static KV cache of {total} tokens: {taken} of memory",)
+        taken = "an unknown amount" if window is None else f"{window / 2**20:.0f} MiB"
+        notes = (*notes, f"max_prompt_len {prompt} makes static shapes of {total} tokens: {taken} of memory")
+    block, blocks = options.prefix_cache_block_size or 0, options.prefix_cache_max_num_blocks or 0
+    kept = kv_cache_bytes(path, block * blocks) or 0
     return EnginePlan(
-        options=replace(given, max_prompt_len=prompt, prefill_chunk_size=chunk),
+        options=options,
         admission=AdmissionLimits(64, sequences=1),
         prompt_limit=prompt,
         total_limit=total,
-        memory=target.footprint(_STATEFUL, cache or 0),
-        lengths=(prompt, given.min_response_len, chunk or 0),
+        memory=target.footprint(_STATEFUL, (window or 0) + kept),
+        lengths=(prompt, given.min_response_len, options.prefill_chunk_size or 0, block, blocks),
         lacks=frozenset({"n", "logprobs", "beam_search"}),
         notes=notes,
     )
+
+
+def _chunk(given: StatefulOptions, prompt: int, *, emulated: bool) -> Any:
+    """Tokens of a chunk of a prompt; None leaves it to OpenVINO, as for a prompt that is computed all at once.
+
+    The prefix cache keeps whole chunks, and the last chunk of the window is always computed: so it holds something
+    only if the window has several.
+    """
+    if given.prefill_chunk_size is not None or given.prefill_hint == "STATIC":
+        return given.prefill_chunk_size
+    if not emulated and not given.enable_prefix_caching:
+        return None
+    chunk = EMULATED_CHUNK if emulated else _OPENVINO_CHUNK
+    if given.enable_prefix_caching:
+        chunk = min(chunk, max(_LEAST_CHUNK, _power_of_two(prompt // 4)))
+    return max(16, min(chunk, _power_of_two(prompt)))
+
+
+def _power_of_two(most: int) -> int:
+    """The largest that is not above `most`; 1 for less."""
+    return 1 << max(0, most.bit_length() - 1)
+
+
+def _with_prefix_cache(given: StatefulOptions, target: Target) -> tuple[StatefulOptions, tuple[str, ...]]:
+    """The options with the size of the prefix cache, or without a cache where it can hold nothing, and why.
+
+    Raises ConfigurationError for blocks that do not fit a chunk.
+    """
+    off = replace(given, enable_prefix_caching=False, prefix_cache_block_size=None, prefix_cache_max_num_blocks=None)
+    if not given.enable_prefix_caching:
+        return off, ()
+    chunk = given.prefill_chunk_size
+    if chunk is None or chunk >= given.max_prompt_len:
+        problem = f"prompts of at most {given.max_prompt_len} tokens are computed in one chunk"
+        return off, (
+            f"there is no prefix cache: {problem}",
+        ) if "enable_prefix_caching" in target.wanted.options else ()
+    block: Any = given.prefix_cache_block_size or chunk
+    if block > chunk:
+        raise target.wanted.error(
+            "prefix_cache_block_size",
+            f"prefix_cache_block_size must be at most prefill_chunk_size ({chunk}), got {block}; leave it out",
+        )
+    blocks = given.prefix_cache_max_num_blocks
+    if blocks is None:
+        # A power of two: little changes of the memory budget do not make the model be compiled again.
+        blocks = _power_of_two(_affordable_tokens(target) // block)
+    return replace(given, prefix_cache_block_size=block, prefix_cache_max_num_blocks=blocks), ()
+
+
+def _affordable_tokens(target: Target) -> int:
+    """How many tokens of earlier prompts are kept where nothing was set."""
+    token = kv_cache_bytes(target.installed.path, 1)
+    if not token or target.memory is None:
+        return _PREFIX_TOKENS
+    return min(_PREFIX_TOKENS, int(target.memory * _PREFIX_SHARE) // token)
+
+
+def _window_bytes(path: Path, options: StatefulOptions, total: int) -> int | None:
+    """Bytes that static shapes of `total` tokens take; None where `config.json` does not tell the model's shape."""
+    cache = kv_cache_bytes(path, total)
+    if cache is None:
+        return None
+    scores = 0
+    if options.prefill_attention_hint in {None, "STATIC"}:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        heads = int(config["num_attention_heads"]) * int(config["num_hidden_layers"])
+        scores = 4 * heads * (options.prefill_chunk_size or _OPENVINO_CHUNK) * options.max_prompt_len
+    return _CACHE_COPIES * cache + scores
 
 
 def prompt_length(given: int, target: Target) -> int:
@@ -180,10 +288,8 @@ def _prefix_tokens(given: ContinuousOptions, target: Target) -> int:
         return 0
     if given.cache_size_gb:
         return int(given.cache_size_gb * 2**30 // token)
-    if target.device is not Device.CPU:
-        return 0  # a GPU takes the memory at once, and how much it has left is not known here
-    share = None if target.memory is None else int(target.memory * _PREFIX_SHARE) // token
-    return _PREFIX_TOKENS if share is None else min(_PREFIX_TOKENS, share)
+    # A GPU takes the memory at once, and how much it has left is not known here.
+    return _affordable_tokens(target) if target.device is Device.CPU else 0
 
 
 def _with_precision(given: ContinuousOptions, target: Target) -> dict[str, Any]:
@@ -242,3 +348,55 @@ def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Cana
             raise CanaryFailed(f"the answer lacks {', '.join(map(repr, missing))}")
 
     return check
+
+
+# What is computed for the prefix cache when a model has been loaded.
+
+_PREWARM_TIMEOUT_S = 600.0
+_PREWARM_BYTES = 1_000_000
+
+
+def prewarm_text(value: str, wanted: ModelSettings) -> str:
+    """The text that a value of `prewarm` is, or names. Raises ConfigurationError."""
+    if not value.startswith(("/", "./", "../", "~/")) and not Path(value).is_absolute():
+        if len(value.split()) < 2:
+            raise wanted.error(
+                "prewarm", f"prewarm must be texts, or paths that begin with /, ./ or ~/; got {value!r}: one word"
+            )
+        return value
+    path = Path(value).expanduser()
+    try:
+        with path.open("rb") as file:
+            content = file.read(_PREWARM_BYTES + 1)
+        if len(content) > _PREWARM_BYTES:
+            raise ValueError(f"it has more than {_PREWARM_BYTES} bytes")
+        return content.decode()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise wanted.error("prewarm", f"prewarm names {value}, which cannot be read: {why}") from None
+
+
+def _system_prompt(tokenizer: ChatTokenizer, text: str, wanted: ModelSettings) -> list[int]:
+    """The tokens with which conversations begin whose system prompt is the text. Raises ConfigurationError."""
+    try:
+        if not tokenizer.chat_template:
+            return tokenizer.encode_prompt(text)
+        # Up to where two questions part: templates end a system prompt in their own way.
+        chats = [tokenizer.encode_chat((Message("system", text), Message("user", word))) for word in ("a", "Who")]
+    except (BadRequest, ContextLengthExceeded) as error:
+        raise wanted.error("prewarm", f"prewarm has a text that is no system prompt of it: {error.message}") from None
+    same = [one == other for one, other in zip(*chats, strict=False)]
+    return chats[0][: same.index(False) if False in same else len(same)]
+
+
+def _prewarm(jobs: Sequence[tuple[bytes, Sequence[int]]]) -> Prewarm:
+    async def prewarm(engine: JobEngine) -> None:
+        for tokens, ends in jobs:
+            for end in ends:
+                deadline = time.monotonic() + _PREWARM_TIMEOUT_S
+                whole = GenerateJob(0, tokens, 1, deadline, interactive=False, prewarm=True)
+                async with aclosing(engine.run(whole.beginning(end), TokenDelta)) as deltas:
+                    async for _ in deltas:
+                        pass
+
+    return prewarm

@@ -23,9 +23,9 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from worker_node.devices.npu import OverlappingRuns, busy_meter
 from worker_node.engines.options import options_in
 from worker_node.engines.protocol import (
-    TOKEN_BYTES,
     TOKEN_DTYPE,
     EngineSpec,
     EngineStats,
@@ -47,6 +47,7 @@ from worker_node.scheduling.prompts import (
     end_of_part,
 )
 from worker_node.tasks.generate.messages import GenerateJob, Sampling, Step, TokenDelta
+from worker_node.tasks.generate.prefixes import PrefixHits
 from worker_node.tasks.generate.sampling import generation_config
 from worker_node.tasks.generate.task import ContinuousOptions
 
@@ -71,11 +72,12 @@ class ContinuousRunner:
         # Prompts whose callers have left, and which are computed to the end for the prefix cache.
         self._abandoned: dict[int, genai.GenerationHandle] = {}
         self._in_parts = self._options.enable_prefix_caching
-        self._finds_prefixes = self._in_parts and bool(kept)
+        self._finds_prefixes = self._options.caches_prefixes
         # GenAI's own, because each part of a prompt is a request to it.
         self._handles = itertools.count()
         self._steps = 0
         self._stepped = 0
+        self._meter = OverlappingRuns(busy_meter(None, spec.energy_meter(), stand_in=False))
 
     @property
     def has_work(self) -> bool:
@@ -159,14 +161,19 @@ class ContinuousRunner:
             # Only the first line: GenAI's messages go on with source positions, and may quote the configuration.
             emit(Failed(job.id, "invalid_request", str(error).strip().splitlines()[-1]))
             return 0
+        if prompt.begun is None:
+            self._meter.begin(job.id)
         if self._options.enable_prefix_caching and prompt.begun is None:
-            self._prefixes.look_up(prompt.job.tokens)
+            hit = self._prefixes.look_up(prompt.job.tokens, counted=not prompt.job.prewarm)
+            if self._finds_prefixes:
+                prompt.reused = min(hit, prompt.job.prompt_tokens - 1)
             self._prefills.spared(prompt.job.prompt_tokens - prompt.left)
         self._running[job.id] = Running(prompt, handle, end, left)
         return left
 
     def cancel(self, job_id: int) -> None:
         self._queue.remove(job_id)
+        self._meter.end(job_id)
         running = self._running.pop(job_id, None)
         if running is None:
             return
@@ -208,6 +215,7 @@ class ContinuousRunner:
         began = time.monotonic()
         self._pipeline.step()
         seconds = time.monotonic() - began
+        self._meter.divide()
         self._steps += 1
         self._stepped += len(self._running)
         for running, tokens in zip(prompts, taken, strict=True):
@@ -227,6 +235,7 @@ class ContinuousRunner:
         if status == genai.GenerationStatus.IGNORED:
             del self._running[job_id]
             self._queue.remove(job_id)
+            self._meter.end(job_id)
             return Failed(job_id, "overloaded", "the KV cache is full; raise cache_size_gb or ask for less")
         if not running.whole:
             if running.part_is_computed():
@@ -254,6 +263,7 @@ class ContinuousRunner:
             # Nothing came after the last token.
             self._prefixes.computed(running.job.tokens + np.array(running.answer[:-1], TOKEN_DTYPE).tobytes())
             del self._running[job_id]
+        busy = self._meter.end(job_id) if finished else self._meter.so_far(job_id)
         prefilled, prefill_s = self._prefills.take()
         deltas.append(
             TokenDelta(
@@ -261,10 +271,12 @@ class ContinuousRunner:
                 tokens,
                 (finish or "length") if finished else finish,
                 started,
+                busy,
                 logprobs=logprobs or None,
                 at=at,
                 prefilled=prefilled,
                 prefill_s=prefill_s,
+                cached=running.prompt.reused,
             )
         )
         return None
@@ -366,60 +378,3 @@ def tokens_of_step(running: Collection[Running], most: int) -> int:
     """How many tokens a step with these computes, at most: as if the prefix cache held nothing of the prompts."""
     prompts = sum(r.end if r.prompt.begun is None else r.left for r in running if not r.started)
     return min(prompts, most) + len(running)
-
-
-_BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
-# Half a million tokens, more than a KV cache of some GB holds.
-_REMEMBERED_BLOCKS = 16_384
-
-
-@dataclass(slots=True)
-class PrefixHits:
-    """Measures how much of each prompt the prefix cache holds, which GenAI does not report.
-
-    Compares each prompt, block by block, with what was computed before it.
-
-    `hit_tokens` of `asked_tokens` stand in blocks at a prompt's beginning that came before. The cache holds them unless
-    it had to make room since: it drops what was used least recently, as this does beyond `remembered` blocks.
-    """
-
-    remembered: int = _REMEMBERED_BLOCKS
-    asked_tokens: int = 0
-    hit_tokens: int = 0
-    # A block's key stands for all that comes before it, too. The least recently seen is first.
-    _blocks: dict[int, None] = field(default_factory=dict)
-
-    def common(self, tokens: bytes) -> int:
-        """How many tokens at the beginning of a prompt (token ids, `TOKEN_DTYPE`) came before, in whole blocks."""
-        hit = 0
-        for key in _keys(tokens):
-            if key not in self._blocks:
-                break
-            hit += BLOCK_TOKENS
-        return hit
-
-    def look_up(self, tokens: bytes) -> int:
-        """Count a prompt that is about to be computed; return the tokens that were hit."""
-        hit = self.common(tokens)
-        self.asked_tokens += len(tokens) // TOKEN_BYTES
-        self.hit_tokens += hit
-        return hit
-
-    def computed(self, tokens: bytes) -> None:
-        """These were computed, a prompt or it and its answer: from now on others may hit their whole blocks."""
-        # From its end, so that the beginning, which others share, is forgotten last.
-        for key in reversed(_keys(tokens)):
-            self._blocks.pop(key, None)
-            self._blocks[key] = None
-        while len(self._blocks) > self.remembered:
-            del self._blocks[next(iter(self._blocks))]
-
-
-def _keys(tokens: bytes) -> list[int]:
-    """One key for each whole block, made of it and of all blocks before it."""
-    keys: list[int] = []
-    key = 0
-    for end in range(_BLOCK_BYTES, len(tokens) + 1, _BLOCK_BYTES):
-        key = hash((key, tokens[end - _BLOCK_BYTES : end]))
-        keys.append(key)
-    return keys

@@ -86,7 +86,8 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     The `sampling` has no fields of `EDGE_ONLY`; its `stop_token_ids` must be of the model's vocabulary. `grammar` is
     EBNF that the runtime is known to read: one that it cannot read would break the pipeline for good. Engines with
     vision take the `vision_prompt`; then `tokens` are those of its text. An answer that is streamed must have begun by
-    the `deadline`, and may go on until `streamed_until`.
+    the `deadline`, and may go on until `streamed_until`. With `prewarm` the node itself fills the prefix cache: no
+    caller's prompt, so it is not counted as one.
     """
 
     id: int
@@ -98,6 +99,7 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     grammar: str | None = None
     vision_prompt: ImagePrompt | None = None
     streamed_until: float = 0.0
+    prewarm: bool = False
 
     @property
     def ends(self) -> float:
@@ -112,7 +114,8 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     def beginning(self, count: int) -> GenerateJob:
         """Return the job that only computes the first `count` tokens of the prompt."""
         tokens = self.tokens[: count * TOKEN_BYTES]
-        return GenerateJob(self.id, tokens, 1, self.deadline, Sampling(ignore_eos=True), self.interactive)
+        sampling = Sampling(ignore_eos=True)
+        return GenerateJob(self.id, tokens, 1, self.deadline, sampling, self.interactive, prewarm=self.prewarm)
 
     def timeless(self) -> GenerateJob:
         return msgspec.structs.replace(self, id=0, deadline=0.0, streamed_until=0.0, interactive=True, max_new_tokens=0)
@@ -125,7 +128,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     `started` (monotonic) is set on the first delta: when the engine took the job up. `busy` is the NPU's busy time
     since then. `at` (monotonic) is when the engine had the
     tokens. Since the last delta of any job the engine computed `prefilled` prompt tokens in `prefill_s` seconds.
-    `prompt_tokens`, on the last, is the prompt's exact size where the edge could only estimate it.
+    `prompt_tokens`, on the last, is the prompt's exact size where the edge could only estimate it. `cached` of the
+    prompt's tokens came from the prefix cache, as far as the engine knows.
     """
 
     id: int
@@ -138,6 +142,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     prefilled: int = 0
     prefill_s: float = 0.0
     prompt_tokens: int | None = None
+    cached: int | None = None
 
     @property
     def last(self) -> bool:

@@ -13,6 +13,7 @@ from msgspec import structs
 from worker_node.core.errors import BadRequest, ContextLengthExceeded, NodeError, UnsupportedParameter
 from worker_node.core.types import Feature, ModelKind
 from worker_node.manager.manager import ModelManager
+from worker_node.models.directory import PHI
 from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.run import Services
 from worker_node.tasks.generate.answer import ReasoningFirst
@@ -317,7 +318,12 @@ def checked_sampling(model: GenerationModel, request: GenerationRequest) -> tupl
     the answer would not have its form. Raises BadRequest for stop tokens outside of the model's vocabulary
     and for an impossible least length.
     """
-    sampling = completed(request.sampling, model.sampling_defaults, model.max_tokens_limit)
+    asked = request.sampling
+    if asked.dialect_defaults and (model.installed.family == PHI or images_of(request)):
+        # Ollama's penalty makes Phi-3 run on forever and spoils what is said of images (docs/npu-facts.md, 40).
+        fitting = {name: value for name, value in asked.dialect_defaults.items() if name != "repetition_penalty"}
+        asked = structs.replace(asked, dialect_defaults=fitting)
+    sampling = completed(asked, model.sampling_defaults, model.max_tokens_limit)
     if sampling.stop_token_ids:
         model.tokenizer.check_ids(sampling.stop_token_ids, "stop_token_ids")
     has_form = request.grammar is not None or (request.tool_use is not None and request.tool_use.forced)
@@ -400,9 +406,28 @@ def _check_vision(model: GenerationModel, rules: ImageRules, request: Generation
         if name == "prompt":
             reason = "takes text, not token ids"
         raise UnsupportedParameter(f"{name}: {model.id} is a vision model and {reason}", param=name)
+    if model.installed.family == PHI and images_of(request):
+        _reject_penalties(model, request.sampling)
     texts = [request.prompt] if isinstance(request.prompt, str) else []
     if isinstance(request.prompt, tuple):
         texts = [turn.content for turn in request.prompt]
     for mark in (*TAGS, *rules.marks):
         if any(mark in text for text in texts):
             raise BadRequest(f"a text holds {mark}, which stands for an image here; take it out", param="messages")
+
+
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def _reject_penalties(model: GenerationModel, sampling: Sampling) -> None:
+    """Raise UnsupportedParameter for a penalty of the caller's: it spoils what Phi-3 says about images."""
+    neutral = Sampling()
+    for name in _PENALTIES:
+        value = getattr(sampling, name)
+        if value == getattr(neutral, name):
+            continue
+
+        raise UnsupportedParameter(
+            f"{name}: {model.id} answers nonsense about images with a penalty, and {value} was given; leave it out",
+            param=name,
+        )

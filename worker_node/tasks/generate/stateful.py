@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from worker_node.core.types import NOT_MEASURED, Busy
+from worker_node.core.types import Busy
 from worker_node.devices.blobs import (
     NPU,
     SMALL,
@@ -29,6 +30,7 @@ from worker_node.engines.protocol import (
     TOKEN_DTYPE,
     DeviceBroken,
     EngineSpec,
+    EngineStats,
     Failed,
     Inbox,
     Loaded,
@@ -37,6 +39,7 @@ from worker_node.engines.protocol import (
     SerialRunner,
 )
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
+from worker_node.tasks.generate.prefixes import PrefixHits
 from worker_node.tasks.generate.sampling import generation_config
 from worker_node.tasks.generate.task import StatefulOptions
 
@@ -71,15 +74,13 @@ class PipelineRunner(SerialRunner[GenerateJob]):
 
     `generate` returns when the answer is complete; everything in between happens in the streamer, which GenAI calls for
     each token: it sends the token, takes in commands, and says whether to go on. The prefill cannot be interrupted.
-    A derived class loads `_pipeline` and `_defaults`; `_meter` is None where the device has no busy counter.
+    A derived class loads `_pipeline`, `_defaults` and `_meter`, and `_prefixes` where the pipeline has a prefix cache.
     """
 
     jobs = GenerateJob
     _defaults: genai.GenerationConfig
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._meter: BusyMeter | None = None
+    _meter: BusyMeter
+    _prefixes: PrefixHits | None = None
 
     @abstractmethod
     def _generate(self, job: GenerateJob, streamer: TokenStreamer) -> Any:
@@ -97,13 +98,27 @@ class PipelineRunner(SerialRunner[GenerateJob]):
         """The exact size of the prompt, where the edge cannot know it."""
         return None
 
+    def _reusable(self, job: GenerateJob) -> int:  # noqa: ARG002
+        """Tokens of the prompt that the pipeline takes from its prefix cache, at most."""
+        return 0
+
+    def stats(self) -> EngineStats:
+        stats, prefixes = super().stats(), self._prefixes
+        if prefixes is None:
+            return stats
+        return msgspec.structs.replace(
+            stats, prefix_asked_tokens=prefixes.asked_tokens, prefix_hit_tokens=prefixes.hit_tokens
+        )
+
     def _run(self, job: GenerateJob, emit: Outbox, poll: Inbox) -> None:
         refusal = self._refusal(job)
         if refusal is not None:
             emit(refusal)
             return
         meter, started = self._meter, time.monotonic()
-        first = True
+        first, cached = True, None
+        if self._prefixes is not None:
+            cached = self._prefixes.look_up(job.tokens, most=self._reusable(job), counted=not job.prewarm)
 
         def delta(tokens: list[int], busy: Busy, finish: str | None = None, size: int | None = None) -> TokenDelta:
             """The first one reports the start and the prefill. The edge may end the answer after any of them."""
@@ -116,30 +131,32 @@ class PipelineRunner(SerialRunner[GenerateJob]):
                 started if begins else None,
                 busy,
                 at=at,
-                prefilled=job.prompt_tokens if begins else 0,
+                prefilled=job.prompt_tokens - (cached or 0) if begins else 0,
                 prefill_s=at - started if begins else 0.0,
                 prompt_tokens=size,
+                cached=cached,
             )
 
         def on_tokens(tokens: list[int]) -> bool:
             self._generated += len(tokens)
-            emit(Step([delta(tokens, NOT_MEASURED if meter is None else meter.so_far())]))
+            emit(Step([delta(tokens, meter.so_far())]))
             poll()
             return not self._cancelled and job.ends > time.monotonic()
 
         streamer = TokenStreamer(on_tokens)
         emit(NativeCall("prefill", job.prompt_tokens, [job.id]))
-        if meter is not None:
-            meter.begin()
+        meter.begin()
         try:
             result = self._generate(job, streamer)
         except RuntimeError as error:
             failed = self._failure(job, error)
-            if meter is not None:
-                meter.end()
+            meter.end()
             emit(failed)
             return
-        busy = NOT_MEASURED if meter is None else meter.end()
+        # The prefill cannot be interrupted, so what was cancelled has been computed to its end, too.
+        if self._prefixes is not None:
+            self._prefixes.computed(job.tokens)
+        busy = meter.end()
         if streamer.failure is not None:
             raise streamer.failure
         if self._cancelled:
@@ -179,6 +196,8 @@ def _finish(reason: genai.GenerationFinishReason, *, stopped: bool) -> str | Non
 
 # GenAI demands the suffix.
 _BLOB = "generate.blob"
+# What OpenVINO says after it has compiled for a device that is not there.
+_NO_DEVICE = ("Failed to create infer request", "Level zero backend is not found", "Tensor was not initialized")
 
 
 class StatefulRunner(PipelineRunner):
@@ -187,17 +206,29 @@ class StatefulRunner(PipelineRunner):
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__()
         self._spec = spec
-        self._options = options_in(spec, StatefulOptions)
+        self._options = options = options_in(spec, StatefulOptions)
+        if (block := options.prefix_cache_block_size) is not None:
+            # OpenVINO keeps whole chunks, and takes whole chunks from its cache.
+            chunk = options.prefill_chunk_size or block
+            self._prefixes = PrefixHits((options.prefix_cache_max_num_blocks or 0) * block // chunk, chunk)
 
     def load(self) -> Loaded:
         began = time.monotonic()
         options, emulated = self._options, self._spec.emulated
         core = ov.Core()
-        require_npu(core, options.plugin_config, emulated=emulated)
-        self._meter = busy_meter(options.busy_counter, stand_in=options.stand_in)
+        require_npu(core, options.compiler_config, emulated=emulated)
+        self._meter = busy_meter(options.busy_counter, self._spec.energy_meter(), stand_in=options.stand_in)
         blobs = ModelBlobs(
-            self._spec.model_id, Path(self._spec.path), [_BLOB], options.compiled_in(), emulated, genai.get_version()
+            self._spec.model_id,
+            Path(self._spec.path),
+            [_BLOB],
+            options.compiled_in(),
+            emulated,
+            genai.get_version(),
+            options.platform,
         )
+        if options.platform is not None:
+            return self._compiled_elsewhere(blobs, core, began)
         if options.blobs is not None:
             self._pipeline = self._imported(blobs, core, Path(options.blobs).expanduser())
         elif options.export_blobs is not None:
@@ -215,17 +246,26 @@ class StatefulRunner(PipelineRunner):
             time.monotonic() - began, name, genai.get_version(), driver, compiled=1 - imported, imported=imported
         )
 
+    def _compiled_elsewhere(self, blobs: ModelBlobs, core: ov.Core, began: float) -> Loaded:
+        """Write the blobs for another machine's NPU. Raises RuntimeError where the compiler does."""
+        target = Path(str(self._options.export_blobs))
+        try:
+            self._compiled(EXPORT_BLOB="YES", BLOB_PATH=str(target / _BLOB), **SMALL)
+        except RuntimeError as error:
+            # The pipeline exports first, and fails when it wants to run what no device here can.
+            if not any(text in str(error) for text in _NO_DEVICE):
+                raise
+            self._pipeline = None
+        blobs.written(core, target)
+        return Loaded(time.monotonic() - began, f"{NPU} {self._options.platform}", genai.get_version(), compiled=1)
+
     def _compiled(self, **export: Any) -> genai.LLMPipeline:
         options = self._options
         properties = npu_properties(
             emulated=self._spec.emulated,
             cache_dir=options.cache_dir,
-            plugin_config=options.plugin_config,
-            MAX_PROMPT_LEN=options.max_prompt_len,
-            MIN_RESPONSE_LEN=options.min_response_len,
-            PREFILL_HINT=options.prefill_hint,
-            GENERATE_HINT=options.generate_hint,
-            NPUW_LLM_PREFILL_CHUNK_SIZE=options.prefill_chunk_size,
+            plugin_config=options.compiler_config,
+            **options.properties(),
         )
         return genai.LLMPipeline(self._spec.path, NPU, **properties, **export)
 
@@ -246,6 +286,11 @@ class StatefulRunner(PipelineRunner):
     def _failure(self, _job: GenerateJob, error: RuntimeError) -> Failed:
         # The job was examined before, so this is the device or its driver, and every next job would meet it too.
         raise DeviceBroken(f"the NPU failed in a generation: {brief(error)}") from None
+
+    def _reusable(self, job: GenerateJob) -> int:
+        window, chunk = self._options.max_prompt_len, self._options.prefill_chunk_size or 1
+        # The last chunk of the prompt, and of the window, is computed in any case.
+        return min(-(-window // chunk) * chunk - chunk, (job.prompt_tokens - 1) // chunk * chunk)
 
     def _limit(self) -> int:
         return self._options.max_prompt_len

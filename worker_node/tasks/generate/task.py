@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 from worker_node.core.types import Device, ModelKind
+from worker_node.devices.npu import MOST_PROMPT_TOKENS
 from worker_node.engines.options import BlobOptions, EngineOptions, Option, Options, declare
 from worker_node.registry import Task
+
+EnablePrefixCaching = Annotated[bool, Option("keep the KV cache of prompts for those that begin alike")]
 
 
 @declare
@@ -28,7 +31,7 @@ class ContinuousOptions(EngineOptions):
     cache_size_gb: Annotated[
         int, Ge(0), Option("memory of the KV cache in GB; 0 grows as needed", also=("cache_size",))
     ] = 0
-    enable_prefix_caching: Annotated[bool, Option("keep the KV cache of prompts for those that begin alike")] = True
+    enable_prefix_caching: EnablePrefixCaching = True
     prefix_cache_tokens: Annotated[
         int | None,
         Ge(0),
@@ -53,6 +56,11 @@ class ContinuousOptions(EngineOptions):
             "prompt, slower on others"
         ),
     ] = False
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether blocks of earlier prompts are known to stay in the KV cache."""
+        return self.enable_prefix_caching and bool(self.prefix_cache_tokens)
 
     def properties(self) -> dict[str, Any]:
         """The properties for OpenVINO's plugin of the device."""
@@ -82,17 +90,30 @@ class GenerationOptions(Options):
         ),
     ] = None
     best_of_limit: Annotated[int, Ge(1), Option("answers that a request may ask for, in n or best_of")] = 20
+    prewarm: Annotated[
+        tuple[str, ...],
+        Option(
+            "system prompts that are computed for the prefix cache whenever the model has been loaded: texts, or files "
+            "whose paths begin with /, ./ or ~/",
+            default="none",
+            examined=False,
+        ),
+    ] = ()
 
 
 MaxPromptLen = Annotated[
     int,
     Gt(0),
+    Le(MOST_PROMPT_TOKENS),
     Option(
         "tokens of the longest prompt, up to the model's context; memory grows with it",
         default="1024, or what the catalog says of the model",
     ),
 ]
 MinResponseLen = Annotated[int, Gt(0), Option("tokens that the answer to the longest prompt has room for")]
+# All sizes that OpenVINO takes for a chunk.
+Chunk = Literal[16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
+AttentionHint = Literal["STATIC", "DYNAMIC", "PYRAMID"]
 
 
 @declare
@@ -117,9 +138,64 @@ class StatefulOptions(BlobOptions):
         Option("load faster, or generate faster", default="OpenVINO's own"),
     ] = None
     prefill_chunk_size: Annotated[
-        Literal[16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192] | None,
-        Option("tokens of one chunk of a prompt", default="OpenVINO's own; at most 256 on an emulated NPU"),
+        Chunk | None,
+        Option(
+            "tokens of one chunk of a prompt",
+            default="1024; a quarter of max_prompt_len where the prefix cache would be useless with more; at most 256 "
+            "on an emulated NPU",
+        ),
     ] = None
+    prefill_attention_hint: Annotated[
+        AttentionHint | None,
+        Option(
+            "how the attention of prompts is compiled; PYRAMID makes long windows faster and smaller",
+            default="PYRAMID where max_prompt_len is above 2048, else OpenVINO's own",
+        ),
+    ] = None
+    generate_attention_hint: Annotated[
+        AttentionHint | None,
+        Option("the same for the tokens of an answer", default="OpenVINO's own"),
+    ] = None
+    enable_prefix_caching: EnablePrefixCaching = True
+    prefix_cache_block_size: Annotated[
+        Chunk | None,
+        Option(
+            "tokens of one block of the NPU's prefix cache, at most prefill_chunk_size; smaller blocks save nothing, "
+            "since OpenVINO reuses whole chunks only",
+            default="prefill_chunk_size",
+        ),
+    ] = None
+    prefix_cache_max_num_blocks: Annotated[
+        int | None,
+        Ge(1),
+        Le(65_536),
+        Option(
+            "blocks that the NPU's prefix cache keeps; memory is taken as it fills",
+            default="as many as hold 16384 tokens, in at most a 16th of the memory budget",
+        ),
+    ] = None
+
+    def compiled_in(self) -> dict[str, Any]:
+        # The size of a block says whether there is a cache. How many there are follows from the memory of the machine
+        # that compiles, and may differ where a blob is loaded.
+        beside = {"enable_prefix_caching", "prefix_cache_max_num_blocks"}
+        return {name: value for name, value in super().compiled_in().items() if name not in beside}
+
+    def properties(self) -> dict[str, Any]:
+        """GenAI's and OpenVINO's properties; None leaves one to them."""
+        caches = self.prefix_cache_block_size is not None
+        return {
+            "MAX_PROMPT_LEN": self.max_prompt_len,
+            "MIN_RESPONSE_LEN": self.min_response_len,
+            "PREFILL_HINT": self.prefill_hint,
+            "GENERATE_HINT": self.generate_hint,
+            "NPUW_LLM_PREFILL_CHUNK_SIZE": self.prefill_chunk_size,
+            "NPUW_LLM_PREFILL_ATTENTION_HINT": self.prefill_attention_hint,
+            "NPUW_LLM_GENERATE_ATTENTION_HINT": self.generate_attention_hint,
+            "NPUW_LLM_ENABLE_PREFIX_CACHING": "YES" if caches else None,
+            "NPUW_LLM_PREFIX_CACHING_BLOCK_SIZE": self.prefix_cache_block_size if caches else None,
+            "NPUW_LLM_PREFIX_CACHING_MAX_NUM_BLOCKS": self.prefix_cache_max_num_blocks if caches else None,
+        }
 
 
 TASK = Task(

@@ -9,7 +9,7 @@ from pydantic import Field, RootModel
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.http.body import DialectBody, Table, Unsupported, read_body
-from worker_node.http.context import NODE, request_context, route_headers, timing_ms
+from worker_node.http.context import NODE, busy_fields, request_context, route_headers, timing_ms
 from worker_node.http.replies import OVMS_PREFIX, Reply, describe, json_response, retry_headers
 from worker_node.http.routes import JSON, ApiOperation, TaskApi
 from worker_node.tasks.rerank.service import RerankMetrics, RerankReply, rerank
@@ -126,7 +126,7 @@ def _cohere(
         "api_version": {"version": version},
         "device": reply.route.device,
         "emulated": reply.route.emulated,
-        "npu_busy_delta_us": reply.busy.us,
+        **busy_fields(reply.busy, whole=True),
         "timing_ms": timing_ms(reply.timing, "queue", "tokenize", "inference", "total"),
     }
     return {

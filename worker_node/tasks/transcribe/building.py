@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from worker_node.core.errors import INSTALL_EXTRA, ConfigurationError, ModelNotFound
-from worker_node.core.types import NOTHING, Device
+from worker_node.core.types import NOTHING, Device, Feature
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import JobEngine
 from worker_node.manager.served import ServedModel
@@ -156,6 +156,11 @@ class _Transcribe(ServedTask[TranscriptionModel]):
         if target.emulated and not given.precision:
             # On a CPU's bf16 the NPU's form of the decoder answers with exclamation marks.
             given = replace(given, precision="f32")
+        if given.word_timestamps is None:
+            given = replace(given, word_timestamps=not on_npu)
+        lacks: frozenset[Feature] = NOTHING if given.word_timestamps else frozenset({"word_timestamps"})
+        if on_npu:
+            lacks |= {"language_detection"}  # see `engine`
         return EnginePlan(
             options=given,
             admission=AdmissionLimits(_MAX_OUTSTANDING, step_tokens=POSITIONS),
@@ -163,8 +168,7 @@ class _Transcribe(ServedTask[TranscriptionModel]):
             total_limit=POSITIONS if on_npu else limit,
             memory=target.footprint(_WEIGHTS),
             lengths=(POSITIONS,) if on_npu else (),
-            # See `engine`.
-            lacks=frozenset({"language_detection"}) if on_npu else NOTHING,
+            lacks=lacks,
         )
 
     def open(self, installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings) -> TranscriptionModel:

@@ -269,7 +269,9 @@ class Transcription:
         job = msgspec.structs.replace(self._wanted, samples=samples, language=self.language)
         needs: frozenset[Feature] = NOTHING
         if model.multilingual and self._wanted.language is None:
-            needs = frozenset({"language_detection"})
+            needs = needs | {"language_detection"}
+        if self._wanted.words:
+            needs = needs | {"word_timestamps"}
 
         # The head of the reply may be out, and names the device of the first window.
         require = self.route.device if self._answered else context.require_device

@@ -58,6 +58,13 @@ class TranscribeOptions(NpuOptions):
     precision: Annotated[
         str | None, Option("OpenVINO's inference precision, for example f32 or bf16", default="the device's own")
     ] = None
+    word_timestamps: Annotated[
+        bool | None,
+        Option(
+            "give the times of words where a request asks for them; makes each window on the NPU slower",
+            default="`true`, `false` on the NPU",
+        ),
+    ] = None
 
 
 class TranscribeJob(msgspec.Struct, frozen=True, tag="transcribe", array_like=True):

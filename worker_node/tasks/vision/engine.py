@@ -45,6 +45,7 @@ class VisionRunner(PipelineRunner):
     def load(self) -> Loaded:
         began = time.monotonic()
         core, emulated, device = ov.Core(), self._spec.emulated, self._spec.device.value
+        counter, stand_in = None, False
         if (npu := self._npu) is None:
             options = options_in(self._spec, VisionOptions)
             name, driver = str(core.get_property(device, "FULL_DEVICE_NAME")), None
@@ -54,7 +55,7 @@ class VisionRunner(PipelineRunner):
         else:
             require_npu(core, npu.plugin_config, emulated=emulated)
             name, driver = describe_npu(core, emulated=emulated)
-            self._meter = busy_meter(npu.busy_counter, stand_in=npu.stand_in)
+            counter, stand_in = npu.busy_counter, npu.stand_in
             language = npu_properties(
                 emulated=emulated,
                 cache_dir=npu.cache_dir,
@@ -64,10 +65,10 @@ class VisionRunner(PipelineRunner):
             )
             properties = {"MODEL_PROPERTIES": {"language_model": language}}
 
+        self._meter = busy_meter(counter, self._spec.energy_meter(), stand_in=stand_in)
         self._pipeline = genai.VLMPipeline(self._spec.path, device, **properties)
         self._defaults = self._pipeline.get_generation_config()
-        if self._meter is not None:
-            self._meter.rest()
+        self._meter.rest()
         return Loaded(time.monotonic() - began, name, genai.get_version(), driver)
 
     def _generate(self, job: GenerateJob, streamer: TokenStreamer) -> Any:

@@ -251,6 +251,15 @@ limits:
   {{- end }}
 {{- end -}}
 
+{{/* The machines' labels: those of the values, else NFD's label of machines with an NPU where a device is asked for. */}}
+{{- define "npu-node.nodeSelector" -}}
+{{- if .own -}}
+{{ toYaml .own }}
+{{- else if .root.Values.resourceKey -}}
+intel.feature.node.kubernetes.io/npu: "true"
+{{- end -}}
+{{- end -}}
+
 {{/* Where the pods of nodes and of Ray's workers may run. */}}
 {{- define "npu-node.placement" -}}
 {{- with .Values.priorityClassName }}

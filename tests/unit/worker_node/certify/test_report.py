@@ -65,3 +65,18 @@ def test_figures_without_their_lengths_are_not_plotted():
     values = [{"first_token_s": [1.0]}, {"lengths": [], "first_token_s": []}, {"lengths": [1, 2], "margins": [0.5]}]
     checks = [check("speed", "passed") | {"values": each} for each in values]
     assert "<svg" not in page(passport_for(HERE, checks=checks))
+
+
+def test_what_supplied_the_machine_and_what_a_joule_did_are_shown_where_they_are_known():
+    assert "power" not in summary(passport_for(HERE))
+    limits = {"min": 333, "max": 1950}
+    power = {"source": "AC", "adapter_watts": 100.0, "npu_mhz": limits}
+    found = passport_for(HERE, power=power, efficiency={"tokens_per_joule": 12.5})
+    cells = [cell.text for cell in tree(page(found)).iter("td")]
+    for name, value in (
+        ("power", "AC, an adapter of 100 W"),
+        ("MHz of the NPU", "min 333, max 1950"),
+        ("tokens per joule", "12.5"),
+    ):
+        assert f"{name} {value}" in summary(found)
+        assert cells[cells.index(name) + 1] == value

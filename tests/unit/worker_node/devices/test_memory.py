@@ -8,6 +8,7 @@ import pytest
 from worker_node.devices.memory import (
     MachineMemory,
     machine_memory,
+    npu_memory,
     oom_kills,
     own_memory,
     resident_memory,
@@ -90,3 +91,22 @@ def test_threads_of_a_core_are_one_and_cores_outside_of_the_mask_none(tmp_path, 
         directory.mkdir(parents=True)
         (directory / "thread_siblings_list").write_text(shared + "\n")
     assert usable_cores(tmp_path) == cores
+
+
+def descriptor(proc, number, text):
+    (proc / "7" / "fdinfo").mkdir(parents=True, exist_ok=True)
+    (proc / "7" / "fdinfo" / str(number)).write_text(f"pos:\t0\nflags:\t0100002\nino:\t5\n{text}")
+
+
+def test_the_npus_memory_of_a_process_is_that_of_its_clients_each_counted_once(tmp_path):
+    def client(number, driver="intel_vpu", size="100 KiB"):
+        head = f"drm-driver:\t{driver}\ndrm-client-id:\t{number}\ndrm-pdev:\t0000:00:0b.0\n"
+        return f"{head}drm-resident-memory:\t{size}\n"
+
+    assert npu_memory(7, tmp_path) is None
+    for number, text in enumerate(("", client(1, driver="i915"), client(2, size="much"))):
+        descriptor(tmp_path, number, text)
+    assert npu_memory(7, tmp_path) is None
+    for number, text in enumerate((client(3), client(3), client(4, size="2 MiB"), client(5, size="0")), start=10):
+        descriptor(tmp_path, number, text)
+    assert npu_memory(7, tmp_path) == 100 * 2**10 + 2 * MIB

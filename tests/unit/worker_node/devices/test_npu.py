@@ -3,17 +3,22 @@
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from worker_node.devices.energy import EnergyMeter
 from worker_node.devices.npu import (
     TOLERANCE_US,
     Busy,
     BusyMeter,
     NpuSource,
+    OverlappingRuns,
     Reading,
     StandInWriter,
     Utilisation,
     busy_meter,
     find_npu,
+    frequency_limits,
     npu_source,
     stand_in_counter,
     version_in,
@@ -72,6 +77,59 @@ def test_a_counter_that_goes_backwards_or_vanishes_gives_no_number():
     assert device.meter.end() == Busy(None)
 
 
+def test_runs_that_overlap_share_the_time_in_which_they_do():
+    device = Device()
+    runs = OverlappingRuns(device.meter)
+    runs.begin("a")
+    device.work(1_000)
+    runs.begin("b")
+    device.work(3_000)
+    assert runs.end("a") == Busy(2_500)
+    device.work(500)
+    assert runs.end("b") == Busy(2_000)
+    runs.begin("c")
+    device.work(700)
+    assert runs.end("c") == Busy(700), "a run that had the device alone claims all of its time"
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(3, 500), st.integers(0, 500)), max_size=40))
+def test_overlapping_runs_never_claim_more_than_the_device_was_busy_or_than_they_lasted(steps):
+    device = Device()
+    runs, began, claimed, ended = OverlappingRuns(device.meter), {}, 0, 0
+    for run, us, idle_us in steps:
+        if run in began:
+            busy = runs.end(run)
+            assert 0 < busy.us <= (device.now - began.pop(run)) * 1e6 + 1
+            assert not busy.shared
+            claimed, ended = claimed + busy.us, ended + 1
+        else:
+            runs.begin(run)
+            began[run] = device.now
+        if began:
+            device.work(us, wall_us=us + idle_us)
+    for run in list(began):
+        claimed, ended = claimed + runs.end(run).us, ended + 1
+    assert device.count - ended <= claimed <= device.count
+
+
+def test_what_others_used_or_was_not_measured_is_so_for_the_runs_of_that_time_alone():
+    device = Device()
+    runs = OverlappingRuns(device.meter)
+    runs.begin("a")
+    device.work(5_000, wall_us=100)
+    runs.begin("b")
+    device.work(100)
+    assert runs.end("a") == Busy(5_050, shared=True)
+    assert runs.end("b") == Busy(50, shared=False)
+    runs.begin("a")
+    count, device.count = device.count, None
+    runs.begin("b")
+    device.count = count
+    runs.begin("c")
+    device.work(300)
+    assert [runs.end(run).us for run in ("a", "b", "c")] == [None, None, 100]
+
+
 def test_the_stand_in_counts_the_time_of_runs_of_all_engines_and_ends_with_its_owner():
     device = Device()
     with stand_in_counter() as path:
@@ -104,13 +162,13 @@ def test_the_source_is_the_kernels_the_users_or_the_stand_in(tmp_path):
     with npu_source(tmp_path, emulated=True) as scripted:
         assert (scripted.emulated, scripted.stand_in) == (True, False)
         assert scripted.read().busy_time_us.value == scripted.busy_time().value == 7
-        meter = busy_meter(str(scripted.busy_counter), stand_in=scripted.stand_in)
+        meter = busy_meter(str(scripted.busy_counter), EnergyMeter(), stand_in=scripted.stand_in)
         meter.begin()
         (tmp_path / "npu_busy_time_us").write_text("9\n")
         assert meter.end().us == 2
         assert (tmp_path / "npu_busy_time_us").read_text() == "9\n", "a counter that was given is never written"
     with npu_source(None, emulated=True) as emulated:
-        meter = busy_meter(str(emulated.busy_counter), stand_in=emulated.stand_in)
+        meter = busy_meter(str(emulated.busy_counter), EnergyMeter(), stand_in=emulated.stand_in)
         meter.begin()
         assert meter.end().us == emulated.read().busy_time_us.value == emulated.busy_time_us()
     assert not emulated.busy_counter.exists()
@@ -178,3 +236,32 @@ def test_memory_and_frequency_are_read_once_a_second_and_a_suspended_device_has_
     assert source.read().busy_time_us.value == source.busy_time().value == 1400, "a proof needs it as it is now"
     now[0] += 0.1
     assert source.read().frequency_mhz.value == 1400
+
+
+def test_frequencies_are_read_where_kernel_7_2_has_them_and_else_by_their_older_names(tmp_path):
+    now = [100.0]
+    source = NpuSource(False, tmp_path / "npu_busy_time_us", stand_in=False, clock=lambda: now[0])
+    unknown = dict.fromkeys(("min", "efficient", "max", "set_min", "set_max"))
+    assert frequency_limits(tmp_path) == unknown
+    (tmp_path / "npu_current_frequency_mhz").write_text("900\n")
+    (tmp_path / "npu_max_frequency_mhz").write_text("1400\n")
+    assert frequency_limits(tmp_path) == unknown | {"max": 1400}
+    assert (source.read().frequency_mhz.value, source.read().max_frequency_mhz.value) == (900, 1400)
+
+    (tmp_path / "freq").mkdir()
+    for name, mhz in (("hw_min", 333), ("hw_efficient", 700), ("hw_max", 1950), ("current", 0), ("set_max", 1000)):
+        (tmp_path / "freq" / f"{name}_freq").write_text(f"{mhz}\n")
+    now[0] += 1.0
+    assert (source.read().frequency_mhz.value, source.read().max_frequency_mhz.value) == (0, 1950)
+    assert frequency_limits(tmp_path) == {"min": 333, "efficient": 700, "max": 1950, "set_min": None, "set_max": 1000}
+
+
+def test_the_sources_energy_is_in_microjoules_or_has_a_reason(tmp_path):
+    region = tmp_path / "intel_pmt" / "telem1"
+    region.mkdir(parents=True)
+    (region / "guid").write_text("0x3072005\n")
+    (region / "telem").write_bytes(bytes(0x5D0) + (16384 * 3).to_bytes(4, "little"))
+    with npu_source(None, emulated=True, energy_sysfs=tmp_path) as source:
+        assert source.read().energy_uj == Reading(3_000_000)
+        (region / "telem").unlink()
+        assert source.read().energy_uj == Reading(None, f"{region / 'telem'} cannot be read")

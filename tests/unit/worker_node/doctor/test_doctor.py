@@ -11,7 +11,9 @@ import pytest
 from worker_node.devices.npu import version_in
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.doctor import checks
-from worker_node.doctor.checks import ExaminedMachine, Severity, check_models, examine, healthy
+from worker_node.doctor.checks import WindowsNpu, check_models, examine, healthy
+from worker_node.doctor.drivers import NPUS, known_drivers
+from worker_node.doctor.machine import ExaminedMachine, Severity, ok
 
 ADDRESS = "0000:00:0b.0"
 PCI = f"sys/bus/pci/devices/{ADDRESS}"
@@ -263,6 +265,12 @@ def test_each_fault_is_one_finding_with_its_fix(good, break_it, check, fix):
     only(good, check, fix)
 
 
+def test_a_device_without_a_free_context_is_named_with_the_limits(good):
+    good.machine.open_error = lambda _path: OSError(errno.EMFILE, "Too many open files")
+    found = only(good, "device-access", "sudo fuser -v /dev/accel/accel0")
+    assert "64 and 127 for one user" in found.found
+
+
 def test_a_lost_device_and_a_log_that_cannot_be_read_are_warnings(good):
     good.machine.kernel_log = "intel_vpu 0000:00:0b.0: [drm] TDR triggered, DEVICE_LOST"
     assert list(good.wrong()) == ["device-lost"]
@@ -336,13 +344,59 @@ def test_a_driver_that_no_package_names_is_not_judged(good):
 
 
 def test_every_row_of_the_pairs_can_be_read():
-    rows = checks._known_pairs()
-    assert set(rows) == {"first", "verified", "problem"}
+    rows = known_drivers()
+    assert set(rows) == {"first", "verified", "problem", "windows"}
     for row in (*rows["first"], *rows["verified"], *rows["problem"]):
         assert "linux-npu-driver" in row["source"]
         assert not version_in("0", row["driver"])
         version_in("6.17", row.get("kernel", "6.17"))
     assert all(row["systems"] for row in rows["verified"])
+    for row in rows["windows"]:
+        assert "#" in row["source"]
+        assert row["npu"] in {name for name, _ in NPUS.values()}
+        version_in("32.0.100.1", row["driver"])
+
+
+def on_windows(npu, probe=SEES_NPU):
+    return {finding.id: finding for finding in checks.check_windows(npu, probe)}
+
+
+def test_on_windows_the_driver_is_named_with_its_date_and_nothing_of_linux_is():
+    found = on_windows(WindowsNpu("643e", "32.0.100.4724", "3-19-2026"))
+    assert found["windows-driver"] == ok("windows-driver", "driver 32.0.100.4724 of 2026-03-19")
+    assert found["npu-present"].found == "Lunar Lake NPU 8086:643e"
+    assert healthy(found.values())
+    assert found["busy-counter"].severity is Severity.WARNING
+    for npu, probe in ((None, SEES_CPU), (WindowsNpu("7d1d"), SEES_CPU), (WindowsNpu("7d1d", "32.0.1"), SEES_NPU)):
+        text = " ".join(finding.found + finding.fix for finding in on_windows(npu, probe).values())
+        for word in ("0000:00", "PCI bus", "firmware", "render", "/dev/accel", "sudo", "apt", "modprobe"):
+            assert word not in text
+
+
+@pytest.mark.parametrize(
+    ("npu", "probe", "check", "words", "fix"),
+    [
+        (None, SEES_CPU, "npu-present", "no Intel NPU", "Device Manager"),
+        (WindowsNpu("643e"), SEES_CPU, "windows-driver", "no driver", "intel.com"),
+        (WindowsNpu("b03e", "32.0.100.5539"), SEES_NPU, "windows-driver", "crash on Core Ultra Series 3", "intel.com"),
+        (WindowsNpu("643e", "32.0.100.4724"), SEES_CPU, "openvino", "sees no NPU", "fix the errors"),
+    ],
+)
+def test_on_windows_what_the_npu_lacks_is_an_error_with_its_fix(npu, probe, check, words, fix):
+    finding = on_windows(npu, probe)[check]
+    assert finding.severity is Severity.ERROR
+    assert words in finding.found
+    assert fix in finding.fix
+
+
+def test_on_windows_an_npu_that_openvino_alone_knows_is_not_called_missing():
+    found = on_windows(None, SEES_NPU)["npu-present"]
+    assert (found.severity, found.fix.startswith("update the node")) == (Severity.WARNING, True)
+
+
+@pytest.mark.parametrize(("device", "driver"), [("b03e", "32.0.100.5540"), ("643e", "32.0.100.4509")])
+def test_on_windows_a_newer_driver_and_another_generation_are_not_accused(device, driver):
+    assert on_windows(WindowsNpu(device, driver))["windows-driver"].severity is Severity.OK
 
 
 def test_a_stale_library_beside_a_newer_driver_is_found_wherever_it_is(good):
@@ -411,5 +465,43 @@ def test_a_device_that_cannot_be_opened_is_not_usable_whatever_its_rights_say(tm
     def forbidden(*_arguments):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr("worker_node.doctor.checks.os.open", forbidden)
+    monkeypatch.setattr("worker_node.doctor.machine.os.open", forbidden)
     assert not machine.may_use("dev/accel/accel0")
+
+
+def supplied(root, name, **values):
+    for file, value in values.items():
+        write(root, f"sys/class/power_supply/{name}/{file}", f"{value}\n")
+
+
+def test_a_battery_and_an_adapter_that_is_too_weak_are_warnings(good):
+    supplied(good.root, "BAT0", type="Battery", status="Discharging")
+    assert list(good.wrong()) == ["power-source"]
+    supplied(good.root, "dock", type="USB", online=1, voltage_max=20_000_000, current_max=3_000_000)
+    warning = good.wrong()["power-source"]
+    assert warning.found == "the battery discharges although an adapter of 60 W is connected"
+    supplied(good.root, "BAT0", status="Charging")
+    assert not good.wrong()
+    assert [finding.found for finding in good.examine() if finding.id == "power-source"] == ["an adapter of 60 W"]
+
+
+def test_a_frequency_that_was_limited_is_a_warning_with_its_fix(good):
+    freq = "sys/class/accel/accel0/device/freq"
+    write(good.root, f"{freq}/hw_max_freq", "1950\n")
+    write(good.root, f"{freq}/set_max_freq", "1950\n")
+    assert not good.wrong()
+    write(good.root, f"{freq}/set_max_freq", "700\n")
+    warning = good.wrong()["npu-frequency"]
+    assert "max 1950, set_max 700" in warning.found
+    assert warning.fix.startswith("echo 1950 | sudo tee ")
+
+
+def test_whether_replies_will_name_joules_is_said_and_no_fault(good):
+    def said():
+        return next(finding.found for finding in good.examine() if finding.id == "energy-counter")
+
+    assert "the kernel needs intel_pmt_telemetry" in said()
+    write(good.root, "sys/class/intel_pmt/telem1/guid", "0x3072005\n")
+    write(good.root, "sys/class/intel_pmt/telem1/telem", " " * 3352)
+    assert said().endswith("can be read: replies name the joules of the NPU")
+    assert not good.wrong()

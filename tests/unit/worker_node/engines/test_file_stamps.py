@@ -15,5 +15,5 @@ def test_only_a_change_of_content_changes_the_stamps(tmp_path):
     assert file_stamps(str(tmp_path)) == before
     (tmp_path / "new").write_bytes(b"WEIGHTS")
     os.utime(tmp_path / "new", ns=(weights.stat().st_atime_ns, weights.stat().st_mtime_ns))
-    (tmp_path / "new").rename(weights)
+    (tmp_path / "new").replace(weights)
     assert file_stamps(str(tmp_path)) != before

@@ -82,6 +82,7 @@ def test_a_node_that_was_stopped_reads_what_the_engine_sent_before_it_judges():
     assert liveness.look(500.0 + pause)[0] is None
 
 
+@pytest.mark.linux
 def test_a_stopped_process_is_told_from_one_that_runs():
     process = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
     try:
@@ -97,10 +98,11 @@ def test_a_stopped_process_is_told_from_one_that_runs():
     assert not stopped(process.pid)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_that_others_send_comes_from_outside_unless_memory_ran_out(number):
-    assert cause_of_death(-number, out_of_memory=False).blame is Blame.OUTSIDE
-    assert cause_of_death(-number, out_of_memory=True).blame is Blame.UNKNOWN
+# Windows: Task Manager, psutil and os.kill, Ctrl-C. Linux: SIGKILL, SIGTERM, SIGHUP, SIGINT.
+@pytest.mark.parametrize("status", (1, 15, 0xC000013A) if sys.platform == "win32" else (-9, -15, -1, -2))
+def test_an_end_by_others_comes_from_outside_unless_memory_ran_out(status):
+    assert cause_of_death(status, out_of_memory=False).blame is Blame.OUTSIDE
+    assert cause_of_death(status, out_of_memory=True).blame is Blame.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,7 @@ def test_a_signal_that_others_send_comes_from_outside_unless_memory_ran_out(numb
         (-signal.SIGSEGV, "the engine process died (SIGSEGV)"),
         (-signal.SIGABRT, "the engine process died (SIGABRT)"),
         (-45, "the engine process died (signal 45)"),
+        (0xC0000005, "the engine process died (exit status 0xC0000005)"),
     ],
 )
 def test_a_crash_is_named_by_its_signal_or_exit_status(status, reason):

@@ -3,9 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import Counter
 
 from tests.support.application import application
-from worker_node.http.dashboard import RANGES, Dashboard, History
+from worker_node.core.types import Busy, Device, Energy, Route, Timing, Usage
+from worker_node.http.dashboard import RANGES, Dashboard, History, energy
+from worker_node.observability.metrics import Telemetry
 from worker_node.settings import NodeSettings
 
 COUNTERS = dict.fromkeys(("requests", "prompt_tokens", "output_tokens", "texts", "errors", "embeddings"), 0) | {
@@ -55,3 +58,21 @@ async def test_the_state_names_the_start_of_the_node_and_the_history_is_by_range
                 assert (reply.status, (await reply.json())["period_s"]) == (200, period)
         async with client.get("/dashboard/history", params={"range": "1y"}) as reply:
             assert (reply.status, (await reply.json())["error"]["param"]) == (400, "range")
+
+
+def test_what_was_made_is_compared_with_joules_only_where_these_were_measured():
+    telemetry = Telemetry()
+    made = Counter("made", "", ("model", "device"), registry=telemetry.registry)
+    telemetry.made["tokens"] = made
+
+    def answer(model, device, tokens, joules):
+        made.labels(model, device).inc(tokens)
+        route = Route(model, device, "preferred", 5)
+        telemetry.finished(route, Usage(5, tokens), Timing(0, 0, 1, 1), busy=Busy(energy=Energy(joules)))
+
+    answer("m", Device.CPU, 1000, None)
+    assert energy(telemetry) == {}
+    answer("m", Device.NPU, 30, 2.5)
+    answer("n", Device.NPU, 10, 0.5)
+    answer("n", Device.NPU, 20, 1.0)
+    assert energy(telemetry) == {"tokens": {"made": 60, "joules": 4.0}}

@@ -108,5 +108,5 @@ async def test_the_devices_have_every_property_or_the_reason_why_not(tmp_path):
     }
     assert body == {"openvino": "2026.4.1", "error": None, "devices": [{"name": "NPU", "properties": shown}]}
     assert counters.pop("emulated") is False
-    assert set(counters) == {"busy_time_us", "memory_bytes", "frequency_mhz", "max_frequency_mhz"}
+    assert set(counters) == {"busy_time_us", "memory_bytes", "frequency_mhz", "max_frequency_mhz", "energy_uj"}
     assert all((counter["value"] is None) == bool(counter["reason"]) for counter in counters.values())

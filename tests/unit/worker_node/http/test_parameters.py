@@ -1,12 +1,15 @@
 """Sampling parameters of every dialect, and their defaults."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from msgspec import structs
 from pydantic import ValidationError
 
-from tests.support.application import built_models
-from tests.support.writing import WRITER, writing
+from tests.support.application import application, built_models
+from tests.support.task_models import IMAGE, SEER, placement, seer
+from tests.support.writing import WRITER, WritingEngine, writing
 from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.core.types import NOTHING
 from worker_node.http.body import sift
@@ -125,6 +128,39 @@ async def test_a_silent_request_has_the_models_defaults_and_ollamas_in_its_diale
         assert await job_of(client, engine, path) == (OLLAMAS if path.startswith("/api/") else MODELS)
     async with writing(store, sampling_defaults={}) as (client, _, engine):
         assert await job_of(client, engine, path) == (OLLAMAS if path.startswith("/api/") else GREEDY)
+
+
+async def test_ollamas_penalty_is_not_applied_to_phi_3_and_a_callers_is(store):
+    installed = replace(store.get(WRITER), family="phi")
+    async with writing(store, sampling_defaults=MODELS, installed=installed) as (client, _, engine):
+        for path in ("/api/chat", "/api/generate"):
+            assert await job_of(client, engine, path) == OLLAMAS | {"repetition_penalty": 1.0}
+            given = await job_of(client, engine, path, options={"repeat_penalty": 1.3})
+            assert given == OLLAMAS | {"repetition_penalty": 1.3}
+        assert await job_of(client, engine, "/v1/completions") == MODELS
+
+
+@pytest.mark.parametrize("family", ["qwen", "phi"])
+async def test_ollamas_penalty_is_not_applied_to_images_and_phi_takes_none(store, family):
+    engine = WritingEngine()
+    model = seer(store, [placement(SEER, engine)], sampling_defaults=MODELS)
+    model = replace(model, installed=replace(model.installed, family=family))
+    engine.tokenizer = model.tokenizer
+    image = IMAGE.partition(",")[2]
+    body = {"model": SEER, "stream": False, "messages": [{"role": "user", "content": "?", "images": [image]}]}
+    async with application([model]) as (client, _):
+        for penalty, expected in ((None, 1.0), (1.2, 1.2)):
+            options = {} if penalty is None else {"options": {"repeat_penalty": penalty}}
+            async with client.post("/api/chat", json=body | options) as reply:
+                if family == "phi" and penalty is not None:
+                    assert reply.status == 400
+                    assert "with a penalty, and 1.2 was given; leave it out" in await reply.text()
+                    continue
+                assert reply.status == 200, await reply.text()
+            assert engine.jobs[-1].sampling.repetition_penalty == expected
+        text = body | {"messages": TURNS, "options": {"repeat_penalty": 1.2}}
+        async with client.post("/api/chat", json=text) as reply:
+            assert reply.status == 200, "without an image a penalty is taken"
 
 
 @pytest.mark.parametrize("path", ROUTES)

@@ -1,7 +1,7 @@
 """A pull as a process: killed at any point it leaves nothing that looks installed, and the next one succeeds."""
 
-import asyncio
 import hashlib
+import importlib
 import os
 import socket
 import subprocess
@@ -12,7 +12,6 @@ import zipfile
 import msgspec
 import psutil
 import pytest
-import uvloop
 from msgspec.structs import replace
 
 from worker_node.core.errors import DownloadFailed, HashMismatch
@@ -175,8 +174,9 @@ def test_two_pulls_at_once_do_the_work_once(pull):
 
 
 # The commands run on asyncio's loop, nodes on uvloop's, which takes fewer options.
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["command", "node"])
-def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(monkeypatch, tmp_path, run):
+@pytest.mark.linux
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(monkeypatch, tmp_path, loop):
     groups = []
 
     class Groups(Progress):
@@ -191,7 +191,7 @@ def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(mo
     )
     script.chmod(0o755)
     monkeypatch.setattr(pull_process.sys, "executable", str(script))
-    run(pull_process.pull(tmp_path, "any", Groups()))
+    importlib.import_module(loop).run(pull_process.pull(tmp_path, "any", Groups()))
     (group,) = groups
     assert group != os.getpgrp()
 
@@ -213,7 +213,6 @@ def test_a_package_that_is_not_the_catalogs_is_refused(entry, tmp_path, package,
     assert store.directories() == []
 
 
-@pytest.mark.linux
 def test_pip_dies_with_the_pull_that_started_it(pull, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.delenv("PIP_NO_INDEX")

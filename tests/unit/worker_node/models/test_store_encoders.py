@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -109,6 +110,15 @@ def test_an_export_with_a_finished_vector_is_taken_as_it_is(store_root, make_ber
     model = install(ModelStore(), tmp_path / "export", "finished")
     ids = Tokenizer.from_file(str(model.path / "tokenizer.json")).encode("cats").ids
     np.testing.assert_allclose(embed(model, "cats"), hidden[ids].mean(0), atol=1e-5)
+
+
+def test_an_export_of_a_newer_openvino_is_refused_before_it_is_read(store_root, make_bert, tmp_path):
+    export(make_bert()[0], tmp_path / "export")
+    graph = tmp_path / "export" / "openvino_model.xml"
+    graph.write_text(re.sub(r'(OpenVINO Runtime" value=")[^"]*', r"\g<1>2099.1.0-1-abc", graph.read_text()))
+    with pytest.raises(ConversionFailed, match=r"was written by OpenVINO 2099\.1\.0, and this node runs"):
+        install(ModelStore(), tmp_path / "export", "x")
+    assert ModelStore().directories() == []
 
 
 @pytest.mark.parametrize("ports", [{"output": "scores"}, {"extra_input": "beam_idx"}])

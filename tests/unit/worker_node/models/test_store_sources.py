@@ -139,6 +139,7 @@ def test_a_whisper_model_of_a_hub_is_taken_in_openvino_form_and_in_no_other(hub,
         ModelStore().pull("maker/Speech")
 
 
+@pytest.mark.linux
 def test_a_directory_with_a_pipe_is_refused_and_not_waited_for(tmp_path):
     source = tmp_path / "source"
     source.mkdir()

@@ -1,8 +1,7 @@
 """Functions that preparation processes run in tests: slow, greedy, crashing."""
 
-import ctypes
 import os
-import signal
+import time
 from pathlib import Path
 
 
@@ -18,7 +17,7 @@ def spin():
 def hang(marker):
     """Says that it runs, then waits without using the CPU."""
     Path(marker).write_text(str(os.getpid()), encoding="utf-8")
-    signal.pause()
+    time.sleep(600)
 
 
 def take_memory():
@@ -26,7 +25,7 @@ def take_memory():
 
 
 def crash():
-    ctypes.string_at(0)
+    os.abort()
 
 
 def fail(secret):

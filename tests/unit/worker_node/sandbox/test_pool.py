@@ -1,8 +1,6 @@
 """Calls in killable processes: bounded, and nobody but the culprit is refused; their results are made once."""
 
 import asyncio
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -46,7 +44,7 @@ async def until_written(path):
     ("function", "bound"),
     [
         (prepared.spin, "CPU time"),
-        pytest.param(prepared.take_memory, "memory", marks=pytest.mark.linux),
+        (prepared.take_memory, "memory"),
         (prepared.crash, "crashed"),
     ],
 )
@@ -67,7 +65,7 @@ async def test_a_bug_is_an_internal_error_and_its_text_is_not_logged(pool, caplo
 async def test_a_process_that_was_killed_while_idle_harms_no_call(pool):
     await run(pool, prepared.echo, 1)
     (pid,) = pool.pids
-    os.kill(pid, signal.SIGKILL)
+    psutil.Process(pid).kill()
     assert await run(pool, prepared.echo, 2) == 2
 
 
@@ -77,7 +75,7 @@ async def test_a_call_whose_process_is_killed_is_run_once_more_and_may_be_sent_a
     for _ in range(2):
         pid = await until_written(path)
         path.unlink()
-        os.kill(pid, signal.SIGKILL)
+        psutil.Process(pid).kill()
     with pytest.raises(EngineUnavailable, match="was killed; the request can be sent again"):
         await call
 

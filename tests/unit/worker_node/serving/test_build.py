@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.passports import certify
 from worker_node.cli.main import build_parser
@@ -18,10 +20,10 @@ from worker_node.core.types import Device, ModelKind
 from worker_node.devices import compile_cache
 from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, InstalledModel
+from worker_node.models.directory import MODEL_FILE, WEIGHTS_FILE, InstalledModel, runtime_problem
 from worker_node.models.store import ModelStore
 from worker_node.serving import build
-from worker_node.serving.build import Machine, build_model, installed_model
+from worker_node.serving.build import Machine, build_model, identity_of, installed_model
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.generate import building
 
@@ -64,7 +66,19 @@ def test_the_npus_engine_keeps_what_it_compiles_and_the_cpus_has_nothing_to_keep
     cache = Path(on_npu.engine.spec.options["cache_dir"])
     assert cache.is_dir()
     assert cache.parent == built.root / "m"
-    assert json.loads((cache / compile_cache.KEY_FILE).read_bytes())["driver"] == "1.32"
+    assert json.loads((cache / compile_cache.KEY_FILE).read_bytes())["compiler"] == DRIVER["NPU_COMPILER_VERSION"]
+
+
+def test_a_new_driver_with_the_same_compiler_keeps_what_was_compiled(built):
+    def cache(**versions):
+        devices = (DeviceInfo("NPU", DRIVER | versions),)
+        built.machine = replace(built.machine, probe=Probe(devices, "2026.4"))
+        return built.cache()
+
+    first = cache(NPU_COMPILER_VERSION="8")
+    assert cache(NPU_COMPILER_VERSION="8", NPU_DRIVER_VERSION="9.9") == first
+    assert cache(NPU_COMPILER_VERSION="9") != first
+    assert not first.exists()
 
 
 def test_the_load_of_a_compile_for_the_npu_is_cold_until_something_compiled_is_kept(built):
@@ -102,11 +116,16 @@ def test_a_cache_that_cannot_be_written_leaves_a_note_and_no_cache(built):
 def test_the_memory_of_a_longer_prompt_is_logged_at_start_up(built, caplog):
     caplog.set_level(logging.WARNING, build.__name__)
     on_npu, on_cpu = built.placements(max_prompt_len=2048)
-    # Keys and values of 30 layers, 3 heads of 64, in two bytes, for 2048 + 128 tokens: 47.8 MiB.
-    note = "max_prompt_len 2048 makes a static KV cache of 2176 tokens: 48 MiB of memory"
-    assert (on_npu.notes, on_cpu.notes) == ((note,), ())
+    # Four times keys and values of 30 layers, 3 heads of 64, in two bytes, for 2048 + 128 tokens (191 MiB), and the
+    # scores of 30 layers, 9 heads, in four bytes, for 512 tokens of a chunk and 2048 of the window (1080 MiB).
+    note = "max_prompt_len 2048 makes static shapes of 2176 tokens: 1271 MiB of memory"
+    careful = (
+        "prompts of more than 1800 tokens do not go there: no more is known to be right (openvino.genai#3255); "
+        "npu-node certify can prove more"
+    )
+    assert (on_npu.notes, on_cpu.notes) == ((note, careful), ())
     own = [record.getMessage() for record in caplog.records if record.name.startswith("worker_node.")]
-    assert own == [f"m on NPU: {note}"]
+    assert own == [f"m on NPU: {note}", f"m on NPU: {careful}"]
 
 
 def test_the_command_that_is_named_pulls_the_model_into_the_store_of_the_node(tmp_path):
@@ -127,6 +146,53 @@ def test_an_npu_that_a_model_is_known_to_break_is_left_out_unless_the_settings_a
         built.placements(placements=["NPU"])
 
 
+def test_weights_that_an_npu_computes_slowly_are_noted_and_served(built):
+    noted = '<rt_info><nncf><weight_compression><group_size value="64" /></weight_compression></nncf></rt_info>'
+    (built.path / MODEL_FILE).write_text(noted)
+    on_npu, on_cpu = built.placements()
+    assert (len(on_npu.notes), on_cpu.notes) == (1, ())
+    assert "in groups of 64" in on_npu.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("wrote", "refused"),
+    [
+        ("2026.5.0-23001-abcdef-releases/2026/5", True),
+        ("2027.1.0-24000-abcdef", True),
+        ("2026.4.9-22900-abcdef", False),
+        ("2026.4.0.dev20260801", False),
+        ("2025.12.0-20000-abcdef", False),
+        ("TestVersion", False),
+    ],
+)
+@pytest.mark.parametrize("graph", [MODEL_FILE, "openvino_tokenizer.xml"])
+@pytest.mark.parametrize("note", ["Runtime_version", 'info name="OpenVINO Runtime"'])
+def test_a_model_that_a_newer_openvino_wrote_is_refused_with_both_versions(built, graph, note, wrote, refused):
+    (built.path / graph).write_text(f'<net><rt_info><{note} value="{wrote}" /></rt_info></net>')
+    if not refused:
+        assert built.placements()
+        return
+    with pytest.raises(ConfigurationError) as raised:
+        built.placements()
+    assert f"{built.path / graph} was written by OpenVINO {wrote.partition('-')[0]}" in raised.value.message
+    assert "this node runs 2026.4" in raised.value.message
+    assert built.placements(allow_known_bad=True)
+
+
+NUMBERS = st.integers(min_value=0, max_value=2100)
+VERSIONS = st.tuples(NUMBERS, NUMBERS, NUMBERS)
+
+
+@given(wrote=VERSIONS, runs=VERSIONS, build=st.sampled_from(["", "-22219-abc", "-23001-f1e2-releases/2026/5"]))
+def test_a_graph_is_newer_by_year_and_number_alone(tmp_path_factory, wrote, runs, build):
+    directory = tmp_path_factory.getbasetemp() / "graphs"
+    directory.mkdir(exist_ok=True)
+    note = ".".join(map(str, wrote)) + build
+    (directory / MODEL_FILE).write_text(f'<rt_info><Runtime_version value="{note}" /></rt_info>')
+    problem = runtime_problem(directory, ".".join(map(str, runs)) + build)
+    assert (problem is not None) == (wrote[:2] > runs[:2])
+
+
 def test_admission_expects_the_rates_that_a_passport_has_measured(built, tmp_path):
     settings = NodeSettings(compile_cache=built.root, passports=tmp_path / "passports")
     built.machine = replace(built.machine, settings=settings)
@@ -135,6 +201,39 @@ def test_admission_expects_the_rates_that_a_passport_has_measured(built, tmp_pat
     assert on_npu.admission.prefill_rate.seconds(1000) == pytest.approx(5)
     assert on_npu.admission.decode_rate.seconds(10) == pytest.approx(1)
     assert on_cpu.admission.prefill_rate.seconds(1000) is None
+
+
+@pytest.mark.parametrize(
+    ("token_limit", "passport", "limit"),
+    [
+        (None, None, 1800),
+        (None, {"limits": {"max_prompt_tokens": 4096}}, 4096),
+        (None, {"verdict": "limited", "limits": {"max_prompt_tokens": 2900}}, 2900),
+        (None, {"limits": {"max_prompt_tokens": 4096}, "other": {"driver": "1.30"}}, 1800),
+        (1000, {"limits": {"max_prompt_tokens": 4096}}, 1000),
+        (3000, {"verdict": "limited", "limits": {"max_prompt_tokens": 2900}}, 2900),
+        (3000, None, 3000),
+    ],
+    ids=["nothing is known", "proven", "proven in part", "expired", "set below", "set above", "set"],
+)
+def test_prompts_are_as_long_as_is_proven_or_set(built, tmp_path, token_limit, passport, limit):
+    settings = NodeSettings(
+        compile_cache=built.root, passports=tmp_path / "passports", npu_token_limit=token_limit, memory_budget=2**34
+    )
+    built.machine = replace(built.machine, settings=settings)
+    if passport is not None:
+        certify(built.machine, built.installed, ModelSettings(name="m", max_prompt_len=4096), **passport)
+    on_npu, on_cpu = built.placements(max_prompt_len=4096)
+    assert (on_npu.prompt_limit, on_cpu.prompt_limit) == (limit, 8192)
+    assert any(f"more than {limit} tokens" in note for note in on_npu.notes) == (limit < 4096)
+
+
+def test_a_passport_holds_whatever_is_computed_ahead(built, tmp_path):
+    settings = NodeSettings(compile_cache=built.root, passports=tmp_path / "passports")
+    built.machine = replace(built.machine, settings=settings)
+    identity = identity_of(built.installed, ModelSettings(name="m"), Device.NPU, built.machine.probe, settings)
+    ahead = ModelSettings(name="m", prewarm=["You are an agent."])
+    assert identity_of(built.installed, ahead, Device.NPU, built.machine.probe, settings) == identity
 
 
 def test_faults_strike_real_devices_only_where_they_are_allowed(built, tmp_path):

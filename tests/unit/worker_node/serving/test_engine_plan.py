@@ -79,7 +79,7 @@ def test_what_an_engine_ignores_is_named():
     assert notes(model(), "CPU", "NPU", **wanted) == [ignored("cache_size_gb", "NPU")]
     assert notes(model(), "NPU", "CPU", **wanted) == []
     assert notes(model(), "CPU", **wanted) == [ignored("max_prompt_len", "CPU")], "nothing else uses it"
-    assert notes(model(ModelKind.EMBEDDING), "NPU", streams=2) == [ignored("streams", "NPU")]
+    assert notes(model(ModelKind.EMBEDDING, 512), "NPU", streams=2) == [ignored("streams", "NPU")]
 
 
 @pytest.mark.parametrize(

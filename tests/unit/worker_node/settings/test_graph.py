@@ -44,6 +44,7 @@ def directory(tmp_path):
         ("max_tokens_limit: 9 max_num_batched_tokens: 64", {"max_tokens_limit": 9, "max_num_batched_tokens": 64}),
         ('device: "GPU"', {"placements": ["GPU"]}),
         ('target_device: "CPU"', {"placements": ["CPU"]}),
+        ("enable_word_timestamps: true", {"word_timestamps": True}),
         ("pooling: CLS normalize_embeddings: true", {"pooling": "cls", "normalize": True}),
         (r'plugin_config: "{\"A\": 4}"', {"placements": [{"device": "CPU", "plugin_config": {"A": 4}}]}),
         (

@@ -106,7 +106,7 @@ def test_models_of_its_directory_are_served_where_they_are(monkeypatch, store, t
 def test_the_profile_has_its_defaults_and_its_variables_change_them(monkeypatch, tmp_path):
     monkeypatch.setenv("NPU_NODE_MODEL_STORE", str(tmp_path))
     settings = parse_settings("", npu_proxy=True)
-    assert (settings.port, settings.host, settings.npu_token_limit) == (11435, "127.0.0.1", 1800)
+    assert (settings.port, settings.host, settings.npu_token_limit) == (11435, "127.0.0.1", None)
     assert settings.npu_proxy_names
     assert writer(settings).options == {"max_prompt_len": 1800}
     assert embedder(settings).name == "all-minilm-l6-v2"

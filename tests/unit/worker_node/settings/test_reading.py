@@ -1,6 +1,8 @@
 """All settings are read and validated as a whole, and every problem names its file and key."""
 
 import json
+import re
+import sys
 
 import pytest
 
@@ -138,9 +140,11 @@ def test_a_file_that_is_not_toml_is_refused_with_the_line(text, line):
 def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path):
     (tmp_path / "huge").write_text("#" * 1_000_001)
     large = "it is larger than 1 MB"
-    reasons = {"gone": "No such file or directory", "": "Is a directory", "huge": large, "/dev/zero": large}
+    reasons = {"gone": "No such file or directory", "huge": large}
+    if sys.platform != "win32":
+        reasons |= {"": "Is a directory", "/dev/zero": large}
     for config, reason in ((tmp_path / name, reason) for name, reason in reasons.items()):
-        with pytest.raises(InvalidSettings, match=f"{config}: cannot be read: {reason}"):
+        with pytest.raises(InvalidSettings, match=f"{re.escape(str(config))}: cannot be read: {reason}"):
             SettingsSource(config).read()
     (tmp_path / "node.toml").write_bytes(b"host = '\xff'")
     with pytest.raises(InvalidSettings, match="is not UTF-8"):

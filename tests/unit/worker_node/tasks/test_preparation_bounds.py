@@ -60,6 +60,7 @@ def peak(pool):
     return max(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
+@pytest.mark.linux
 async def test_bad_images_are_refused_within_the_memory_for_bad_input_by_one_process():
     """The process with the limits of the node; what it may take for good images is more."""
     limits = PreparationLimits(processes=1, cpu_s=10.0, memory_bytes=3 * 2**29)

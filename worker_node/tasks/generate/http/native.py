@@ -69,14 +69,14 @@ class _Native(Renderer):
             "usage": {
                 "prompt_tokens": finished.usage.prompt_tokens,
                 "completion_tokens": finished.usage.completion_tokens,
+                "cached_tokens": finished.usage.cached_tokens,
             },
             "timing_ms": {
                 **timing_ms(finished.timing, "queue", "tokenize", "first_token"),
                 **timing_ms(finished.timing, "total"),
                 "generate": round(finished.timing.inference, 3),
             },
-            "npu_busy_delta_us": finished.busy.us,
-            **busy_fields(finished.busy),
+            **busy_fields(finished.busy, whole=True),
         }
         if route.emulated:
             done["emulated"] = True
@@ -88,9 +88,10 @@ class Inference(Reply):
     device: str
     text: str
     finish_reason: Literal["stop", "length"]
-    usage: dict[str, int]
+    usage: dict[str, int | None]
     timing_ms: dict[str, float | None]
     npu_busy_delta_us: int | None
+    joules: float | None
 
 
 OPERATIONS = (generation_route("/inference", _parse, "Generate text", Inference, InferenceBody),)

@@ -126,10 +126,18 @@ class _Rendered(Renderer):
             body["usage"] = _token_usage(prompt, tokens) if self._usage_in_chunks else None
         return event_frame(body | busy)
 
-    def _usage(self, finished: Sequence[Finished]) -> dict[str, int]:
+    def _usage(self, finished: Sequence[Finished]) -> Json:
         # A prompt counts once for all of its choices, as the engine counted it: before, images are an estimate.
         prompt = sum(end.usage.prompt_tokens for end in finished) // self._choices_per_prompt
-        return _token_usage(prompt, sum(end.usage.completion_tokens for end in finished))
+        usage = _token_usage(prompt, sum(end.usage.completion_tokens for end in finished))
+        cached = [end.usage.cached_tokens for end in finished]
+        known = [tokens for tokens in cached if tokens is not None]
+        if len(known) < len(cached):
+            return usage
+        # Of several choices the first is computed, and the others find it in the cache.
+        firsts = range(0, len(known), self._choices_per_prompt)
+        tokens = sum(min(known[first : first + self._choices_per_prompt]) for first in firsts)
+        return usage | {"prompt_tokens_details": {"cached_tokens": tokens}}
 
 
 def _best(ends: Sequence[Finished], per_prompt: int, count: int) -> Iterator[int]:
@@ -139,7 +147,7 @@ def _best(ends: Sequence[Finished], per_prompt: int, count: int) -> Iterator[int
         yield from sorted(group, key=lambda one: -ends[one].mean_logprob)[:count] if per_prompt > count else group
 
 
-def _token_usage(prompt: int, completion: int) -> dict[str, int]:
+def _token_usage(prompt: int, completion: int) -> Json:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 

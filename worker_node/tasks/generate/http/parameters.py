@@ -70,7 +70,7 @@ FIELDS: Mapping[str, str] = {name: name for name in _SAME} | {
     "n_predict": "max_new_tokens",  # llama.cpp
     "num_predict": "max_new_tokens",  # Ollama
 }
-# What counts in Ollama's dialect where the request leaves a parameter open.
+# What counts in Ollama's dialect where the request leaves a parameter open; `prompting` says when a penalty does not.
 OLLAMA_DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
 
 

@@ -1,10 +1,14 @@
 """How generation models are planned: the memory of their KV cache, and options that are ignored."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import Probe
@@ -12,7 +16,7 @@ from worker_node.models.directory import Manifest, write_manifest
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import Machine, plan_engine
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
-from worker_node.tasks.generate.building import GENERATE, kv_cache_bytes
+from worker_node.tasks.generate.building import GENERATE, kv_cache_bytes, prewarm_text
 
 NPU = NpuSource(emulated=True, busy_counter=Path("/proc/1/fd/3"), stand_in=True)
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
@@ -49,8 +53,15 @@ def store(tmp_path):
     return tmp_path
 
 
-def plan(store, device=Device.CPU, **wanted):
-    machine = Machine(NodeSettings(model_store=store), Probe((), "test"), NPU)
+@pytest.fixture(scope="module")
+def store_of_all(tmp_path_factory):
+    root = tmp_path_factory.mktemp("store")
+    install(root, "large", weights=100_000)
+    return root
+
+
+def plan(store, device=Device.CPU, budget=2**34, npu=NPU, **wanted):
+    machine = Machine(NodeSettings(model_store=store, memory_budget=budget), Probe((), "test"), npu)
     settings = ModelSettings(name="large", **wanted)
     return plan_engine(GENERATE, ModelStore(store).get("large"), settings, PlacementSettings(device=device), machine)
 
@@ -59,6 +70,101 @@ def test_a_cache_of_a_fixed_size_is_asked_for_and_otherwise_what_ordinary_reques
     cache = 2 * 2 * 64 * 2 * 2048  # keys and values, layers, values a token, bytes, tokens
     grows, fixed = plan(store, enable_prefix_caching=False), plan(store, cache_size_gb=1)
     assert fixed.memory - grows.memory == 2**30 - cache
+
+
+# The prefix cache of the NPU.
+
+TOKEN = 2 * 2 * 64 * 2  # keys and values, layers, values a token, bytes
+REAL = NpuSource(emulated=False, busy_counter=Path("/sys/npu_busy_time_us"), stand_in=False)
+
+
+@pytest.mark.parametrize(
+    ("npu", "wanted", "chunk"),
+    [
+        (NPU, {}, 256),
+        (REAL, {}, 256),
+        (REAL, {"max_prompt_len": 4096}, 1024),
+        (REAL, {"max_prompt_len": 2048}, 512),
+        (NPU, {"max_prompt_len": 4096}, 256),
+        (NPU, {"max_prompt_len": 100}, 64),
+        (REAL, {"prefill_chunk_size": 512}, 512),
+        (REAL, {"enable_prefix_caching": False}, None),
+        (NPU, {"max_prompt_len": 128, "enable_prefix_caching": False}, 128),
+    ],
+)
+def test_a_window_has_several_chunks_where_prompts_are_kept(store, npu, wanted, chunk):
+    options = plan(store, Device.NPU, npu=npu, **wanted).options
+    caches = wanted.get("enable_prefix_caching", True)
+    assert options.prefill_chunk_size == chunk
+    assert options.prefix_cache_block_size == (chunk if caches else None)
+    assert options.properties().get("NPUW_LLM_ENABLE_PREFIX_CACHING") == ("YES" if caches else None)
+
+
+@given(budget=st.integers(1, 2**36), block=st.sampled_from([None, 16, 64, 256]))
+def test_the_prefix_cache_takes_a_16th_of_the_memory_at_most(store_of_all, budget, block):
+    wanted = {} if block is None else {"prefix_cache_block_size": block}
+    found = plan(store_of_all, Device.NPU, budget, **wanted)
+    size, blocks = found.options.prefix_cache_block_size, found.options.prefix_cache_max_num_blocks
+    assert size == (block or 256)
+    assert blocks == 1 or size * blocks * TOKEN <= budget / 16
+    assert size * blocks <= 16_384
+    assert size * (2 * blocks) > 16_384 or size * (2 * blocks) * TOKEN > budget / 16, "it could have held twice as much"
+    assert 256 % size == 0
+
+
+def test_the_memory_of_the_window_and_of_what_is_kept_is_in_the_estimate(store):
+    def memory(**wanted):
+        return plan(store, Device.NPU, **wanted).memory
+
+    plain = memory(enable_prefix_caching=False)
+    assert memory(prefix_cache_max_num_blocks=32) - plain == 32 * 256 * TOKEN
+    # Four copies of the window's keys and values, and without pyramid attention the scores of a chunk in each layer.
+    longer = memory(enable_prefix_caching=False, max_prompt_len=2048) - plain
+    assert longer == 1024 * (4 * TOKEN + 4 * 2 * 4 * 256)
+    pyramid = {"prefill_attention_hint": "PYRAMID", "enable_prefix_caching": False}
+    assert memory(max_prompt_len=3000, **pyramid) - memory(max_prompt_len=2048, **pyramid) == 952 * 4 * TOKEN
+    assert plan(store, Device.NPU, max_prompt_len=3000).options.prefill_attention_hint == "PYRAMID"
+    assert plan(store, Device.NPU, max_prompt_len=2048).options.prefill_attention_hint is None
+
+
+def test_without_chunks_there_is_no_prefix_cache_and_whoever_asks_for_it_is_told(store):
+    found = plan(store, Device.NPU, prefill_hint="STATIC", enable_prefix_caching=True)
+    assert not found.options.enable_prefix_caching
+    assert any("there is no prefix cache" in note for note in found.notes)
+    assert plan(store, Device.NPU, prefill_hint="STATIC").notes == ()
+    with pytest.raises(ConfigurationError, match="at most prefill_chunk_size \\(64\\), got 128"):
+        plan(store, Device.NPU, prefill_chunk_size=64, prefix_cache_block_size=128)
+
+
+# What is computed ahead.
+
+
+def test_prewarm_takes_texts_and_files(tmp_path):
+    wanted = ModelSettings(name="large")
+    file = tmp_path / "a file.txt"
+    file.write_text("You are an agent.\n", encoding="utf-8")
+    assert prewarm_text(str(file), wanted) == "You are an agent.\n"
+    assert prewarm_text("You are an agent.", wanted) == "You are an agent."
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("/nowhere/agent.txt", "names /nowhere/agent.txt, which cannot be read: No such file"),
+        ("~/nowhere/agent.txt", "cannot be read"),
+        ("{}", "which cannot be read: Is a directory"),
+        ("{}/binary", "which cannot be read: 'utf-8' codec"),
+        ("{}/large", "which cannot be read: it has more than 1000000 bytes"),
+        ("agent.txt", "must be texts, or paths that begin with /, ./ or ~/; got 'agent.txt'"),
+        ("", "must be texts"),
+    ],
+)
+def test_what_prewarm_cannot_read_is_an_error_of_the_settings(tmp_path, value, problem):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "large").write_bytes(b"a" * 1_000_001)
+    with pytest.raises(ConfigurationError, match=re.escape(problem)) as raised:
+        prewarm_text(value.replace("{}", str(tmp_path)), ModelSettings(name="large"))
+    assert raised.value.message.startswith("model large: prewarm")
 
 
 # The KV cache.

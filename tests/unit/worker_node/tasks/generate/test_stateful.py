@@ -215,3 +215,76 @@ def test_a_device_that_fails_in_a_run_is_not_used_again(rig):
     rig.runner.submit(job(1))
     with pytest.raises(DeviceBroken, match="DEVICE_LOST"):
         rig.run()
+
+
+# The prefix cache, in chunks of 16 tokens.
+
+CACHES = {"prefill_chunk_size": 16, "prefix_cache_block_size": 16, "prefix_cache_max_num_blocks": 5}
+
+
+@pytest.fixture
+def caching(monkeypatch):
+    monkeypatch.setattr(stateful.genai, "LLMPipeline", Pipeline)
+    return Rig(**CACHES)
+
+
+def cached(rig, job_id):
+    """The tokens from the cache, the same in all parts of an answer, and the prefilled ones that the first tells."""
+    deltas = [d for event in rig.events if isinstance(event, Step) for d in event.deltas if d.id == job_id]
+    assert len({delta.cached for delta in deltas}) == 1
+    return deltas[0].cached, deltas[0].prefilled
+
+
+def test_the_pipeline_is_made_with_its_prefix_cache(caching):
+    *_, properties = Pipeline.made.where
+    assert properties["NPUW_LLM_ENABLE_PREFIX_CACHING"] == "YES"
+    assert properties["NPUW_LLM_PREFIX_CACHING_BLOCK_SIZE"] == 16
+    assert properties["NPUW_LLM_PREFIX_CACHING_MAX_NUM_BLOCKS"] == 5
+
+
+@pytest.mark.parametrize(
+    ("length", "again"),
+    [(5, 0), (16, 0), (17, 16), (32, 16), (33, 32), (64, 48)],
+)
+def test_a_repeated_prompt_is_taken_from_the_cache_but_for_its_last_chunk(caching, length, again):
+    for number in (1, 2):
+        caching.runner.submit(job(number, length=length, max_new_tokens=1))
+    caching.run()
+    assert (cached(caching, 1), cached(caching, 2)) == ((0, length), (again, length - again))
+    stats = caching.runner.stats()
+    assert (stats.prefix_asked_tokens, stats.prefix_hit_tokens) == (2 * length, again)
+
+
+def test_a_cancelled_prompt_was_computed_to_its_end_and_one_that_never_ran_was_not(caching):
+    caching.runner.submit(job(1, length=40))
+    caching.runner.submit(job(2, first=50, length=40))
+    caching.arrivals[1] = lambda: [caching.runner.cancel(1), caching.runner.cancel(2)]
+    caching.run()
+    caching.runner.submit(job(3, length=40, max_new_tokens=1))
+    caching.runner.submit(job(4, first=50, length=40, max_new_tokens=1))
+    caching.run()
+    assert (cached(caching, 3)[0], cached(caching, 4)[0]) == (32, 0)
+
+
+def test_the_cache_forgets_what_was_used_least_recently(caching):
+    for number, first in enumerate((100, 50, 30, 100), start=1):
+        caching.runner.submit(job(number, first=first, length=40, max_new_tokens=1))
+        caching.run()
+    assert cached(caching, 4)[0] == 16, "five blocks: the last one of the first prompt made room"
+
+
+def test_what_is_computed_ahead_is_no_prompt_of_a_caller(caching):
+    ahead = job(1, length=40, interactive=False, prewarm=True)
+    for end in (16, 32):
+        caching.runner.submit(ahead.beginning(end))
+        caching.run()
+    assert caching.runner.stats().prefix_asked_tokens == 0
+    caching.runner.submit(job(2, length=40, max_new_tokens=1))
+    caching.run()
+    assert cached(caching, 2)[0] == 32
+
+
+def test_an_engine_without_a_prefix_cache_knows_of_none(rig):
+    rig.runner.submit(job(1, max_new_tokens=1))
+    rig.run()
+    assert cached(rig, 1)[0] is None

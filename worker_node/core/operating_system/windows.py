@@ -1,14 +1,14 @@
-"""The same names as `linux` for Windows, and for Linux with NPU_NODE_PORTABLE=1, which shows there what can be shown.
-
-What Windows alone has is in branches for win32. It has not been run: this project has no such machine."""
+"""What the node asks of Windows alone: job objects, links over the loopback, Ctrl-Break. Same names as `linux`."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import functools
 import hmac
 import os
+import re
 import secrets
 import selectors
 import signal
@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import weakref
+import winreg
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,54 +27,43 @@ from worker_node.core.environment import native_environment
 if TYPE_CHECKING:
     import asyncio
 
-# TerminateProcess of Python, taskkill and Task Manager; Ctrl-C. OUT_OF_TIME is faulthandler's.
-ENDED_BY_OTHERS = frozenset({1, 0xC000013A})
+assert sys.platform == "win32"  # noqa: S101  (for mypy, which checks the node for Linux too)
+
+# TerminateProcess of Python, taskkill and Task Manager; of os.kill and psutil; Ctrl-C. OUT_OF_TIME is faulthandler's.
+ENDED_BY_OTHERS = frozenset({1, signal.SIGTERM, 0xC000013A})
 OUT_OF_TIME = 1
-_STOPS = [signal.SIGINT, signal.SIGTERM]
 _LINK_S, _LINK_LOOK_S = 60.0, 0.05
-_NO_WINDOW = 0
 # Wall time in place of CPU time, which a busy machine stretches.
 _WALL_PER_CPU = 4
+_EXTENDED_LIMITS, _KILL_ON_JOB_CLOSE, _PROCESS_MEMORY = 9, 0x2000, 0x100
 
-if sys.platform == "win32":
-    import ctypes
 
-    _STOPS.append(signal.SIGBREAK)
-    # A console of its own: none appears, and Ctrl-C is for the node, which decides when its children end.
-    _NO_WINDOW = subprocess.CREATE_NO_WINDOW
-    _EXTENDED_LIMITS, _KILL_ON_JOB_CLOSE, _PROCESS_MEMORY = 9, 0x2000, 0x100
+class _JobLimits(ctypes.Structure):
+    """JOBOBJECT_EXTENDED_LIMIT_INFORMATION; the counters and limits between are not used."""
 
-    class _JobLimits(ctypes.Structure):
-        """JOBOBJECT_EXTENDED_LIMIT_INFORMATION; the counters and limits between are not used."""
+    _fields_ = (
+        ("times", ctypes.c_int64 * 2),
+        ("flags", ctypes.c_uint32),
+        ("unused", ctypes.c_size_t * 5),
+        ("io", ctypes.c_uint64 * 6),
+        ("process_memory", ctypes.c_size_t),
+        ("job_memory_and_peaks", ctypes.c_size_t * 3),
+    )
 
-        _fields_ = (
-            ("times", ctypes.c_int64 * 2),
-            ("flags", ctypes.c_uint32),
-            ("unused", ctypes.c_size_t * 5),
-            ("io", ctypes.c_uint64 * 6),
-            ("process_memory", ctypes.c_size_t),
-            ("job_memory_and_peaks", ctypes.c_size_t * 3),
-        )
 
-    def _enter_job(memory: int = 0) -> None:
-        """Put this process and what it starts into a new job: they end when it does, however that happens."""
-        kernel = ctypes.WinDLL("kernel32", use_last_error=True)
-        kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = ctypes.c_void_p
-        job = ctypes.c_void_p(kernel.CreateJobObjectW(None, None))  # closed by the end of this process alone
-        flags = _KILL_ON_JOB_CLOSE | (_PROCESS_MEMORY if memory else 0)
-        limits = _JobLimits(flags=flags, process_memory=memory)
-        process = ctypes.c_void_p(kernel.GetCurrentProcess())
-        if not (
-            kernel.SetInformationJobObject(job, _EXTENDED_LIMITS, ctypes.byref(limits), ctypes.sizeof(limits))
-            and kernel.AssignProcessToJobObject(job, process)
-        ):
-            raise ctypes.WinError(ctypes.get_last_error())
-
-else:
-    ENDED_BY_OTHERS = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT})
-
-    def _enter_job(memory: int = 0) -> None:
-        """Nothing outside Windows."""
+def _enter_job(memory: int = 0) -> None:
+    """Put this process and what it starts into a new job: they end when it does, however that happens."""
+    kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+    kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = ctypes.c_void_p
+    job = ctypes.c_void_p(kernel.CreateJobObjectW(None, None))  # closed by the end of this process alone
+    flags = _KILL_ON_JOB_CLOSE | (_PROCESS_MEMORY if memory else 0)
+    limits = _JobLimits(flags=flags, process_memory=memory)
+    process = ctypes.c_void_p(kernel.GetCurrentProcess())
+    if not (
+        kernel.SetInformationJobObject(job, _EXTENDED_LIMITS, ctypes.byref(limits), ctypes.sizeof(limits))
+        and kernel.AssignProcessToJobObject(job, process)
+    ):
+        raise ctypes.WinError(ctypes.get_last_error())
 
 
 _tie_children = functools.cache(_enter_job)
@@ -87,16 +77,17 @@ def start_module(module: str, *arguments: object) -> tuple[subprocess.Popen[byte
     _tie_children()
     token = secrets.token_hex(32).encode()
     listener = socket.socket()
-    if sys.platform == "win32":
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     listener.setblocking(False)
     theirs, ours = os.pipe()
     command = [sys.executable, "-m", module, *map(str, (listener.getsockname()[1], os.getpid(), *arguments))]
+    # A console of its own: none appears, and Ctrl-C is for the node, which decides when its children end.
+    no_window = subprocess.CREATE_NO_WINDOW
     try:
         process = subprocess.Popen(  # noqa: S603  (this interpreter and a module of ours)
-            command, stdin=theirs, env=native_environment(), creationflags=_NO_WINDOW, process_group=0
+            command, stdin=theirs, env=native_environment(), creationflags=no_window
         )
     except BaseException:
         listener.close()
@@ -136,8 +127,8 @@ def _accept(process: subprocess.Popen[bytes], listener: socket.socket, token: by
 
 
 def link_to_parent(place: int, parent: int) -> socket.socket:  # noqa: ARG001  (as in `linux`)
-    # A thread waits below for the end of this pipe. On Windows, libraries that ask what standard input is would wait
-    # for that thread when they are loaded (numpy#24290), so standard input becomes another file.
+    # A thread waits below for the end of this pipe. Libraries that ask what standard input is would wait for it when
+    # they are loaded (numpy#24290), so standard input becomes another file.
     tie = os.dup(0)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123  (Windows' `nul` is no path)
         os.dup2(nothing.fileno(), 0)
@@ -155,7 +146,7 @@ def link_to_parent(place: int, parent: int) -> socket.socket:  # noqa: ARG001  (
 
 
 def tethered(command: Sequence[str]) -> list[str]:
-    """See `linux`: on Windows the job ends the command. Portable mode on Linux has nothing in its place."""
+    """See `linux`: the job ends the command."""
     _tie_children()
     return list(command)
 
@@ -168,8 +159,9 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 @contextlib.contextmanager
 def stop_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], object]) -> Iterator[None]:
-    """See `linux`. On Windows: Ctrl-C and Ctrl-Break."""
-    before = {number: signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop)) for number in _STOPS}
+    """See `linux`. Ctrl-C and Ctrl-Break."""
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGBREAK)
+    before = {number: signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop)) for number in stops}
     try:
         yield
     finally:
@@ -182,7 +174,7 @@ def on_reload(loop: asyncio.AbstractEventLoop, reload: Callable[..., object], *a
 
 
 def limit_memory(count: int) -> None:
-    """Limit the memory of this process to `count` bytes, on Windows alone."""
+    """Limit the memory of this process to `count` bytes."""
     _enter_job(count)
 
 
@@ -191,3 +183,33 @@ def limit_cpu(seconds: float) -> None:
     faulthandler.cancel_dump_traceback_later()
     if seconds:
         faulthandler.dump_traceback_later(seconds * _WALL_PER_CPU, exit=True)
+
+
+def pci_drivers(vendor: str) -> list[tuple[str, str | None, str | None]]:
+    """PCI devices of a vendor: id, and version and date (month-day-year) of the driver as far as there is one."""
+    system = r"SYSTEM\CurrentControlSet"
+    found = []
+    for hardware in _registry_keys(rf"{system}\Enum\PCI"):
+        match = re.match(rf"VEN_{vendor}&DEV_([0-9A-F]{{4}})", hardware.upper())
+        if match is None:
+            continue
+        for instance in _registry_keys(rf"{system}\Enum\PCI\{hardware}"):
+            driver = _registry_value(rf"{system}\Enum\PCI\{hardware}\{instance}", "Driver")
+            version, date = (
+                None if driver is None else _registry_value(rf"{system}\Control\Class\{driver}", name)
+                for name in ("DriverVersion", "DriverDate")
+            )
+            found.append((match[1].lower(), version, date))
+    return found
+
+
+def _registry_keys(path: str) -> list[str]:
+    with contextlib.suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, path) as key:
+        return [winreg.EnumKey(key, number) for number in range(winreg.QueryInfoKey(key)[0])]
+    return []
+
+
+def _registry_value(path: str, name: str) -> str | None:
+    with contextlib.suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, path) as key:
+        return str(winreg.QueryValueEx(key, name)[0])
+    return None

@@ -1,0 +1,189 @@
+"""Joules of answers: a real node reads a recorded tree of sysfs whose counters the test moves."""
+
+import asyncio
+import contextlib
+import re
+import threading
+
+import pytest
+
+from tests.real.inference import ask, stream
+from tests.support.nodes import start_node
+from worker_node.devices.energy import REGISTERS
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+LUNAR_LAKE = 0x03072005
+COUNTS_PER_JOULE = 16384
+MODELS = """
+[[models]]
+name = "all-minilm-l6-v2"
+npu_buckets = [32]
+placements = ["NPU", "CPU"]
+
+[[models]]
+name = "smollm2-135m-instruct"
+max_prompt_len = 64
+min_response_len = 64
+cache_size_gb = 1
+placements = ["NPU", "CPU"]
+"""
+
+
+class Sysfs:
+    """The telemetry of a Lunar Lake's NPU, and the counter of a package."""
+
+    def __init__(self, root):
+        self.root = root
+        region, zone = root / "intel_pmt" / "telem1", root / "powercap" / "intel-rapl:0"
+        for directory, files in (
+            (region, {"guid": f"{LUNAR_LAKE:#x}\n"}),
+            (zone, {"name": "package-0\n", "max_energy_range_uj": "262143328850\n", "energy_uj": "7000000\n"}),
+        ):
+            directory.mkdir(parents=True)
+            for name, text in files.items():
+                (directory / name).write_text(text)
+        self.package, self._telemetry = zone / "energy_uj", region / "telem"
+        self._offset = REGISTERS[LUNAR_LAKE].offset
+        self._telemetry.write_bytes(b"\xee" * 3352)
+        # The counter begins again at 0 within the first answer.
+        self._count = 2**32 - COUNTS_PER_JOULE
+        self.use_npu(0)
+
+    def use_npu(self, counts):
+        self._count = (self._count + counts) % 2**32
+        with self._telemetry.open("r+b") as file:
+            file.seek(self._offset)
+            file.write(self._count.to_bytes(4, "little"))
+
+    @contextlib.contextmanager
+    def working(self):
+        """Both counters move all the time, by 10 mW and by 1 W."""
+        ended = threading.Event()
+
+        def move():
+            while not ended.wait(0.001):
+                self.use_npu(1)
+                # At once: a reader never sees half of a number.
+                part = self.package.with_suffix(".part")
+                part.write_text(f"{int(self.package.read_text()) + 1000}\n")
+                part.replace(self.package)
+
+        mover = threading.Thread(target=move)
+        mover.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            mover.join()
+
+
+@pytest.fixture(scope="module")
+def sysfs(tmp_path_factory):
+    return Sysfs(tmp_path_factory.mktemp("sysfs"))
+
+
+@pytest.fixture(scope="module")
+def node(store, tmp_path_factory, sysfs):
+    config = tmp_path_factory.mktemp("energy") / "node.toml"
+    config.write_text(MODELS)
+    environment = {
+        "NPU_NODE_NPU_EMULATION": "1",
+        "NPU_NODE_CANARY_INTERVAL_S": "86400",
+        "NPU_NODE_ENERGY_SYSFS": str(sysfs.root),
+    }
+    with start_node("--config", str(config), ready=False, **environment) as running:
+        running.wait_for(lambda body: body["status"] == "ready", timeout=240)
+        yield running
+
+
+async def metric(http, node, **labels):
+    async with http.get(node.url + "/metrics") as reply:
+        text = await reply.text()
+    shown = re.findall(r"^npu_node_energy_joules_total\{(.*)\} (\S+)$", text, re.MULTILINE)
+    wanted = {f'{name}="{value}"' for name, value in labels.items()}
+    return sum(float(value) for names, value in shown if wanted <= set(names.split(",")))
+
+
+async def test_an_answer_of_the_npu_names_what_its_counter_moved_by(node, http, sysfs):
+    events = []
+
+    def on_event(name, data):
+        events.append((name, data))
+        if len(events) == 1:
+            sysfs.use_npu(5 * COUNTS_PER_JOULE // 2 + 1)
+
+    asked = {"prompt": "Count to one hundred.", "max_new_tokens": 40, "ignore_eos": True}
+    before = await metric(http, node, model="smollm2-135m-instruct", device="NPU")
+    await stream(http, node, asked, on_event)
+    done = events[-1][1]
+    assert (events[-1][0], done["device"], done["emulated"]) == ("done", "NPU", True)
+    assert done["joules"] == pytest.approx(2.5 + 1 / COUNTS_PER_JOULE, abs=5e-7)
+    assert "joules_reason" not in done
+    after = await metric(http, node, model="smollm2-135m-instruct", device="NPU", emulated="true")
+    assert after - before == pytest.approx(2.5 + 1 / COUNTS_PER_JOULE)
+
+
+@pytest.mark.parametrize("device", ["NPU", "CPU"])
+@pytest.mark.parametrize(
+    ("path", "model", "bodies"),
+    [
+        ("/embeddings", "all-minilm-l6-v2", [{"texts": ["the sea " * count]} for count in range(1, 7)]),
+        (
+            "/inference",
+            "smollm2-135m-instruct",
+            [{"prompt": "Count.", "max_new_tokens": count, "ignore_eos": True} for count in (5, 9, 13)],
+        ),
+    ],
+)
+async def test_reply_header_metric_and_dashboard_agree(node, http, sysfs, device, path, model, bodies):
+    """Of requests at the same time, which share a counter."""
+    headers = {"X-NPU-Require-Device": device}
+    before = await metric(http, node, model=model, device=device)
+    whole = await metric(http, node)
+    package = int(sysfs.package.read_text())
+    with sysfs.working():
+        # A placement that is not loaded yet is loaded for a request that requires it.
+        replies = await asyncio.gather(*(ask(http, node, body | {"model": model}, headers, path) for body in bodies))
+    moved = (int(sysfs.package.read_text()) - package) / 1e6
+
+    # A text may be computed between two movements of the counter.
+    joules = [body["joules"] for _, body in replies if body["joules"] is not None]
+    shown = [float(head["X-NPU-Node-Joules"]) for head, _ in replies if "X-NPU-Node-Joules" in head]
+    assert shown == joules != []
+    counted = await metric(http, node, model=model, device=device) - before
+    assert counted == pytest.approx(sum(joules), abs=1e-5)
+    assert await metric(http, node) - whole == pytest.approx(counted, abs=1e-9)
+    if device == "CPU":
+        assert counted <= moved
+
+    async with http.get(node.url + "/dashboard/state") as reply:
+        energy = (await reply.json())["energy"]
+    what = "texts" if path == "/embeddings" else "tokens"
+    assert energy[what]["made"] >= len(bodies)
+    assert energy[what]["joules"] == pytest.approx(await metric(http, node, model=model), abs=1e-5)
+
+
+async def test_a_counter_that_cannot_be_true_gives_null_and_says_so(node, http, sysfs):
+    def on_event(name, data):
+        events.append(data)
+        if len(events) == 1:
+            sysfs.use_npu(-COUNTS_PER_JOULE)
+
+    events = []
+    await stream(http, node, {"prompt": "Count.", "max_new_tokens": 20, "ignore_eos": True}, on_event)
+    assert events[-1]["joules"] is None
+    assert events[-1]["joules_reason"].startswith("the counter is not believed: it went from ")
+
+
+async def test_a_counter_that_stands_still_gives_null_and_says_so(node, http):
+    headers, body = await ask(http, node, {"texts": ["a still counter"]}, path="/embeddings")
+    assert (body["joules"], body["joules_reason"]) == (None, "the counter did not move during the run")
+    assert "X-NPU-Node-Joules" not in headers
+
+
+async def test_a_node_without_a_counter_says_why(npu_node, http):
+    _, body = await ask(http, npu_node, {"texts": ["no counter"]}, path="/embeddings")
+    assert (body["joules"], body["joules_reason"]) == (None, "the NPU is emulated")
+    _, health = npu_node.health()
+    assert (health["npu"]["energy_uj"], health["npu"]["reasons"]["energy_uj"]) == (None, "the NPU is emulated")

@@ -1,0 +1,1 @@
+"""What Windows alone has. Linux runs it under Wine: make test-windows."""
