@@ -43,6 +43,7 @@ BENCHMARKS = {
     "dialects": dialects.run,
     "edge-cpu": edge_cpu.run,
     "prefix": prefix.run,
+    "prefix-npu": prefix.conversations,
     "peers": peers.run,
     "client-overhead": client_overhead.run,
     "client-selection": client_selection.run,
@@ -51,7 +52,7 @@ BENCHMARKS = {
     **curves.RUNS,
 }
 # Those that start nodes of their own, or need none.
-ALONE = {*curves.RUNS, "client-selection", "embeddings-npu", "affinity"}
+ALONE = {*curves.RUNS, "client-selection", "embeddings-npu", "prefix-npu", "affinity"}
 
 
 def main():
