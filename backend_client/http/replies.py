@@ -224,7 +224,6 @@ class ReplyReader:
         within = response if isinstance(response, dict) else message if data.get("type") == "message_start" else data
         self._check(None, data, within)
         self._note_costs(within)
-        self.said = {**self.said, **{name: data[name] for name in ("npu_busy_delta_us", "joules") if name in data}}
         begins, self.ended = self._form.begins(found), self._form.ends(found)
         self.begun |= begins or self.ended
         self.count.complete = self.ended
