@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from benchmarks import (
+    affinity,
     client_overhead,
     client_selection,
     curves,
@@ -42,14 +43,16 @@ BENCHMARKS = {
     "dialects": dialects.run,
     "edge-cpu": edge_cpu.run,
     "prefix": prefix.run,
+    "prefix-npu": prefix.conversations,
     "peers": peers.run,
     "client-overhead": client_overhead.run,
     "client-selection": client_selection.run,
     "gateway": gateway.run,
+    "affinity": affinity.run,
     **curves.RUNS,
 }
 # Those that start nodes of their own, or need none.
-ALONE = {*curves.RUNS, "client-selection", "embeddings-npu"}
+ALONE = {*curves.RUNS, "client-selection", "embeddings-npu", "prefix-npu", "affinity"}
 
 
 def main():

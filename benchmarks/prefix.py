@@ -1,21 +1,28 @@
-"""Repeated beginnings of prompts over HTTP: the time to the first token of 601 prompt tokens.
+"""Repeated beginnings of prompts over HTTP: the time to the first token.
 
 It is taken by the clock, and as CPU time of the engine, which other programs disturb little.
 
-All prompts but those called new begin with the same 600 tokens; new ones come between them, as other callers' would.
+`run`: all prompts but those called new have the same first 600 of 601 tokens; new ones come between them, as other
+callers' would. `conversations`: chats of five turns on two emulated NPUs, one of them without a prefix cache.
 """
 
+import json
 import random
+import statistics
 import time
 from functools import partial
 
 from benchmarks.edge_cpu import cpu_seconds
 from benchmarks.harness import Contender, in_turn, to_json
 from benchmarks.load import session
+from benchmarks.node import start_node
 
 MODEL = "smollm2-135m-instruct"
 PREFIX_TOKENS = 600
 OTHERS_BETWEEN = 3
+# Of a chat: the instructions, and what each of its turns adds.
+SYSTEM_TOKENS, TURN_TOKENS, TURNS = 300, 120, 5
+ON_NPU = {"name": MODEL, "placements": ["NPU"], "max_prompt_len": 1024}
 
 
 async def run(node, _store, quick):
@@ -49,6 +56,42 @@ async def run(node, _store, quick):
             ]
             figures += await in_turn(f"{what} to the first token", "ms", contenders, 3 if quick else 10)
             print(f"  faster by {figures[-2].median / figures[-1].median:.1f}   target ≥ 5\n", flush=True)
+    return to_json(figures)
+
+
+async def conversations(_node, _store, quick):
+    """Measure turns 2 to 5 with and without the cache, in turn; print; return the figures."""
+    rng = random.Random(1)
+    nodes = [
+        start_node(
+            "--log-level",
+            "warning",
+            NPU_NODE_NPU_EMULATION="1",
+            NPU_NODE_MODELS=json.dumps([ON_NPU | {"enable_prefix_caching": caches}]),
+        )
+        for caches in (False, True)
+    ]
+    with nodes[0] as without, nodes[1] as caching:
+        async with session() as http:
+
+            async def later_turns(node, clock):
+                clock = partial(clock, node.engine_pids()[MODEL])
+                prompt, times = _tokens(rng, SYSTEM_TOKENS), []
+                for _ in range(TURNS):
+                    prompt += _tokens(rng, TURN_TOKENS)
+                    before = clock()
+                    await _first_token(http, node.url, prompt)
+                    times.append(clock() - before)
+                return statistics.fmean(times[1:]) * 1e3
+
+            figures = []
+            clocks = {"Time": lambda _pid: time.perf_counter(), "CPU time of the engine": cpu_seconds}
+            for what, clock in clocks.items():
+                contenders = [
+                    Contender("turns 2 to 5, no prefix cache", partial(later_turns, without, clock)),
+                    Contender("turns 2 to 5", partial(later_turns, caching, clock)),
+                ]
+                figures += await in_turn(f"{what} to the first token", "ms", contenders, 2 if quick else 5)
     return to_json(figures)
 
 

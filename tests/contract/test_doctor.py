@@ -56,6 +56,42 @@ def test_what_keeps_the_configured_node_from_serving_is_an_error(tmp_path):
     assert found["port"] == ("error", f"127.0.0.1, port {port} cannot be bound: Address already in use")
 
 
+def test_a_model_that_a_newer_openvino_wrote_is_an_error(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "openvino_model.xml").write_text('<rt_info><Runtime_version value="2099.1.0-1-abc" /></rt_info>')
+    config = tmp_path / "node.toml"
+    config.write_text(f'port = 0\nmodel_store = "{tmp_path}"\n[[models]]\nname = "m"\npath = "{model}"')
+    severity, found = doctor("--config", str(config))[1]["model-files"]
+    assert severity == "error"
+    assert found.startswith(f"{model / 'openvino_model.xml'} was written by OpenVINO 2099.1.0, and this node runs 20")
+
+
+def test_the_memory_of_a_window_and_the_longest_prompt_are_told(tmp_path, quick_models):
+    config = tmp_path / "node.toml"
+
+    def memory(lines, **environment):
+        config.write_text(f'[[models]]\nname = "smollm2-135m-instruct"\nplacements = ["NPU"]\n{lines}')
+        status, found = doctor("--config", str(config), **quick_models, NPU_NODE_NPU_EMULATION="1", **environment)
+        return status, *found["model-memory"]
+
+    def taken(found):
+        return float(re.search(r"takes about ([\d.]+) GB", found)[1])
+
+    _, severity, short = memory("")
+    assert severity == "ok"
+    assert short.endswith("with prompts of up to 1024 tokens")
+    _, _, long = memory('max_prompt_len = 8000\nprefill_attention_hint = "STATIC"')
+    assert taken(long) > taken(short) + 1
+    assert long.endswith("with prompts of up to 1800 tokens")
+    _, severity, much = memory("max_prompt_len = 8000", NPU_NODE_MEMORY_BUDGET="300MB")
+    assert severity == "warning"
+    assert much.endswith("engines may take 0.3 GB")
+    status, severity, wrong = memory("max_prompt_len = 9000")
+    assert (status, severity) == (1, "error")
+    assert "max_prompt_len is 9000, the model's context 8192 tokens" in wrong
+
+
 def test_a_node_for_others_may_have_its_keys_from_its_unit(tmp_path, quick_models):
     config = tmp_path / "node.toml"
     config.write_text('host = "0.0.0.0"\nport = 0\n[[models]]\nname = "all-minilm-l6-v2"')

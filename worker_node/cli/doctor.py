@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from worker_node.core.operating_system import WINDOWS
 
 if TYPE_CHECKING:
     from worker_node.bounded.settings import BoundedSettings
+    from worker_node.devices.probe import Probe
     from worker_node.doctor.machine import Finding
     from worker_node.models.store import ModelStore
     from worker_node.settings import ModelSettings, NodeSettings
@@ -45,8 +47,8 @@ def _doctor(args: argparse.Namespace) -> int:
     from worker_node.doctor.checks import check_cpu, examine, healthy
     from worker_node.doctor.machine import ExaminedMachine, Severity, read_kernel_log
 
-    node, cache = _node(args) if args.profile == "node" else _bounded(load_bounded_settings(args))
     found = asyncio.run(probe())
+    node, cache = _node(args, found) if args.profile == "node" else _bounded(load_bounded_settings(args))
     npu = examine(ExaminedMachine(kernel_log=read_kernel_log()), found, cache=cache)
     if args.require is None:
         lesser = {Severity.ERROR: Severity.WARNING}
@@ -65,7 +67,7 @@ def _doctor(args: argparse.Namespace) -> int:
     return 0 if healthy(findings) else 1
 
 
-def _node(args: argparse.Namespace) -> tuple[list[Finding], Path]:
+def _node(args: argparse.Namespace, found: Probe) -> tuple[list[Finding], Path]:
     """What is said of the node that `serve` would start, and its compile cache. Raises InvalidSettings."""
     from dataclasses import replace
 
@@ -87,7 +89,9 @@ def _node(args: argparse.Namespace) -> tuple[list[Finding], Path]:
         findings.append(warning("api-keys", refused.problems[0].message, fix))
     try:
         store = node_store(args)
-        findings += check_models(store.root, {model.name: _problem(model, store) for model in settings.models})
+        problems = {model.name: _problem(model, store, found.openvino or "") for model in settings.models}
+        findings += check_models(store.root, problems)
+        findings += _memory([model for model in settings.models if problems[model.name] is None], settings, found)
     except ConfigurationError as problem:
         findings.append(error("model-store", problem.message, "run doctor as the node's user, or set model_store"))
     secrets = (settings.api_keys_file, settings.tls_key or settings.tls_cert)
@@ -114,19 +118,54 @@ def _bounded(settings: BoundedSettings) -> tuple[list[Finding], Path]:
     return [finding], settings.cache.expanduser()
 
 
-def _problem(wanted: ModelSettings, store: ModelStore) -> tuple[str, str] | None:
+def _problem(wanted: ModelSettings, store: ModelStore, openvino: str) -> tuple[str, str] | None:
     """What keeps a model from being served, and the fix; an encoder's directory is prepared by the node, not here."""
+    from worker_node.models.directory import runtime_problem
+
     try:
-        if wanted.path is None:
-            store.get(wanted.name)
-        elif not wanted.path.expanduser().is_dir():
+        path = store.get(wanted.name).path if wanted.path is None else wanted.path.expanduser()
+        if not path.is_dir():
             return f"{wanted.name}: {wanted.path} is not a directory", "correct path in [[models]]"
+        newer = None if wanted.allow_known_bad else runtime_problem(path, openvino)
+        if newer is not None:
+            return newer, "update the node, or export the model again with that version"
     except ModelNotFound:
         fix = f"npu-node pull {wanted.name} --model-store {shlex.quote(str(store.root))}"
         return f"{wanted.name} is not installed in {store.root}", fix
     except ConfigurationError as damage:
         return f"{wanted.name}: {damage.message}", f"npu-node rm {wanted.name}, then pull it again"
     return None
+
+
+def _memory(models: Sequence[ModelSettings], settings: NodeSettings, found: Probe) -> Iterator[Finding]:
+    """What each model that has a prompt takes of memory with its window, and how long prompts may be there."""
+    from worker_node.core.types import ModelKind
+    from worker_node.devices.npu import npu_source
+    from worker_node.doctor.machine import error, ok, warning
+    from worker_node.models.store import ModelStore
+    from worker_node.serving.build import HOST, Machine, installed_model, memory_budgets, plan_model
+    from worker_node.serving.task import served_task
+
+    budget = memory_budgets(settings.memory_budget, found)[HOST] or 0
+    with npu_source(settings.npu_sysfs, emulated=settings.npu_emulation) as npu:
+        machine = Machine(settings, found, npu)
+    for wanted in models:
+        try:
+            installed = installed_model(wanted, ModelStore(settings.model_store), settings)
+            if installed.kind != ModelKind.GENERATION:
+                continue
+            plans, _ = plan_model(served_task(installed.kind), installed, wanted, machine)
+        except ConfigurationError as problem:
+            yield error("model-memory", problem.message, f"correct {wanted.name} in [[models]]")
+            continue
+        for plan in plans:
+            taken, limit, device = plan.engine.memory, plan.engine.prompt_limit, plan.target.device
+            said = f"{wanted.name} on {device} takes about {taken / 1e9:.1f} GB, with prompts of up to {limit} tokens"
+            if taken <= budget:
+                yield ok("model-memory", said)
+            else:
+                fix = "lower max_prompt_len, take a smaller model, or free memory"
+                yield warning("model-memory", f"{said}; engines may take {budget / 1e9:.1f} GB", fix)
 
 
 def _answers(settings: NodeSettings, port: int) -> bool:

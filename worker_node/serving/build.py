@@ -344,7 +344,7 @@ def prompt_limit(
 ) -> tuple[int, str] | None:
     """Tokens of the longest prompt that the device is known to answer right, and what says so; None for any."""
     limits = []
-    passport = standing.passport if standing.state in {"certified", "limited"} else None
+    passport = standing.passport
     if passport is not None and passport.limits.max_prompt_tokens is not None:
         limits.append((passport.limits.max_prompt_tokens, f"its passport, of {passport.made}"))
     if device is Device.NPU:

@@ -51,7 +51,7 @@ async def test_text_parts_are_one_text_and_developer_is_system(http, node):
         http, node, messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
     )
     assert split["choices"][0] == whole["choices"][0]
-    assert split["usage"] == whole["usage"]
+    assert split["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
 
 
 async def test_the_frames_of_a_chat_stream(http, node):
@@ -135,3 +135,19 @@ async def test_models_are_found_by_id_and_alias_and_an_id_may_have_a_slash(http,
         assert (await reply.json())["id"] == MODEL
     async with http.get(node.url + "/v1/models/nobody/nothing") as reply:
         assert (reply.status, (await reply.json())["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_usage_tells_how_much_of_a_prompt_the_prefix_cache_held(http, node):
+    prompt = "The bells of the old harbour rang in the fog, and nobody counted them. " * 12
+    _, first = await complete(http, node, prompt=prompt, n=2)
+    _, again = await complete(http, node, prompt=prompt)
+    _, other = await complete(http, node, prompt=["Another tale. " * 30, prompt])
+    _, frames = await stream(http, node, "completions", prompt=prompt, stream_options={"include_usage": True})
+    tokens = again["usage"]["prompt_tokens"]
+    held = {"cached_tokens": tokens // 32 * 32}
+    assert first["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}, "the first of two choices is computed"
+    assert again["usage"]["prompt_tokens_details"] == held
+    assert other["usage"]["prompt_tokens_details"] == held
+    assert json.loads(frames[-2])["usage"]["prompt_tokens_details"] == held
+    async with http.post(node.url + "/v1/responses", json={"model": MODEL, "input": prompt}) as reply:
+        assert (await reply.json())["usage"]["input_tokens_details"]["cached_tokens"] == 0

@@ -110,6 +110,7 @@ def test_the_prefix_cache_takes_a_16th_of_the_memory_at_most(store_of_all, budge
     assert size * blocks <= 16_384
     assert size * (2 * blocks) > 16_384 or size * (2 * blocks) * TOKEN > budget / 16, "it could have held twice as much"
     assert 256 % size == 0
+    assert blocks.bit_count() == 1, "little changes of the budget change nothing that is compiled"
 
 
 def test_the_memory_of_the_window_and_of_what_is_kept_is_in_the_estimate(store):
