@@ -201,12 +201,10 @@ class ReplyReader:
         return self.ended
 
     def take_events(self) -> list[StreamEvent]:
-        """The events that were not taken yet."""
         taken, self.events = self.events, []
         return taken
 
     def take_content(self) -> list[bytes]:
-        """The bytes that were not taken yet, if there are any."""
         taken, self.content = self.content, b""
         return [taken] if taken else []
 
