@@ -335,6 +335,7 @@ def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Cana
             tokens=np.asarray(prompt, TOKEN_DTYPE).tobytes(),
             max_new_tokens=known.max_new_tokens,
             deadline=time.monotonic() + CANARY_TIMEOUT_S,
+            internal=True,
         )
         async with aclosing(engine.run(job, TokenDelta)) as deltas:
             answer = tokenizer.decode([token async for delta in deltas for token in delta.tokens])
@@ -389,7 +390,7 @@ def _prewarm(jobs: Sequence[tuple[bytes, Sequence[int]]]) -> Prewarm:
         for tokens, ends in jobs:
             for end in ends:
                 deadline = time.monotonic() + _PREWARM_TIMEOUT_S
-                whole = GenerateJob(0, tokens, 1, deadline, interactive=False, prewarm=True)
+                whole = GenerateJob(0, tokens, 1, deadline, interactive=False, internal=True)
                 async with aclosing(engine.run(whole.beginning(end), TokenDelta)) as deltas:
                     async for _ in deltas:
                         pass

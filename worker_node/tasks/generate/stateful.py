@@ -114,7 +114,7 @@ class PipelineRunner(SerialRunner[GenerateJob]):
         meter, started = self._meter, time.monotonic()
         first, cached = True, None
         if self._prefixes is not None:
-            cached = self._prefixes.look_up(job.tokens, counted=not job.prewarm)
+            cached = self._prefixes.look_up(job.tokens, counted=not job.internal)
 
         def delta(tokens: list[int], busy: Busy, finish: str | None = None, size: int | None = None) -> TokenDelta:
             """The first one reports the start and the prefill. The edge may end the answer after any of them."""

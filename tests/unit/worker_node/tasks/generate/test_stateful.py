@@ -277,7 +277,7 @@ def test_the_cache_forgets_what_was_used_least_recently(caching):
 
 
 def test_what_is_computed_ahead_is_no_prompt_of_a_caller(caching):
-    ahead = job(1, length=40, interactive=False, prewarm=True)
+    ahead = job(1, length=40, interactive=False, internal=True)
     for end in (16, 32):
         caching.runner.submit(ahead.beginning(end))
         caching.run()
