@@ -142,7 +142,6 @@ class Batcher:
         return full
 
     def rest(self) -> list[str]:
-        """The texts of the unfinished batch, which is emptied."""
         texts, self._texts, self._tokens = self._texts, [], 0.0
         return texts
 

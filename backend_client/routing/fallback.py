@@ -60,7 +60,6 @@ class FallbackBackend:
         return self._counted(*found)
 
     async def send(self, request: Request) -> RawReply:
-        """A request on a node; a chat or a prompt else in the cloud."""
         found = await self._first(request, self._fleet.send, lambda cloud, wanted: cloud.send(wanted))
         return self._counted(*found)
 

@@ -22,7 +22,7 @@ class Quantization(StrEnum):
 
     A conversion makes `f32` (encoders) and the symmetric integers; `int4_int8` has int4 where fidelity allows, int8
     elsewhere, and `int4_int8_cw` the same with one scale a row (channel-wise), which NPUs run faster. Models are
-    published in the others; NPUs do not take `int4_asym`.
+    published in the others. `npu_rules` says which an NPU takes.
     """
 
     F32 = "f32"
@@ -42,13 +42,6 @@ CONVERTED_FORMS = (
     Quantization.INT4_INT8,
     Quantization.INT4_INT8_CW,
 )
-
-
-def devices_for(capabilities: Collection[str] | None, weights: str | None) -> list[str]:
-    """The devices that take a model of these weights; the voice detector of speech models always runs on the CPU."""
-    if capabilities and "voice-activity" in capabilities:
-        return ["CPU"]
-    return ["CPU", "GPU", *(["NPU"] if weights != Quantization.INT4_ASYM else [])]
 
 
 class SourceFormat(StrEnum):

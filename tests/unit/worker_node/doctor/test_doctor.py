@@ -380,6 +380,13 @@ def test_on_windows_the_driver_is_named_with_its_date_and_nothing_of_linux_is():
         (WindowsNpu("643e"), SEES_CPU, "windows-driver", "no driver", "intel.com"),
         (WindowsNpu("b03e", "32.0.100.5539"), SEES_NPU, "windows-driver", "crash on Core Ultra Series 3", "intel.com"),
         (WindowsNpu("643e", "32.0.100.4724"), SEES_CPU, "openvino", "sees no NPU", "fix the errors"),
+        (
+            WindowsNpu("643e", "32.0.100.4724"),
+            Probe((CPU, DeviceInfo("NPU", {})), "2026.4.1"),
+            "openvino",
+            "no compiler",
+            "intel.com",
+        ),
     ],
 )
 def test_on_windows_what_the_npu_lacks_is_an_error_with_its_fix(npu, probe, check, words, fix):
