@@ -97,7 +97,7 @@ test-windows: install ## a node and its unit tests on Windows' own Python, under
 
 test-npu-compiler: install ## compile what a node sends to an NPU with Intel's own compiler, under Wine; LONG=--long: all of it
 	$(PULL)
-	@$(BIN)/python -c 'from tests.wine.windows import require_tools; require_tools()'
+	@$(BIN)/python -c 'from tests.wine.windows import windows; windows()'
 	$(BIN)/python -m pytest $(LONG) tests/wine/test_npu_compiler.py
 
 # Ansible has an environment of its own: what it is pinned to is not what the node is pinned to.

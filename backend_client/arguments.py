@@ -162,7 +162,6 @@ def messages(values: object) -> list[Any]:
 
 
 def is_model(value: object) -> bool:
-    """Whether it is a pydantic model (the class)."""
     return isinstance(value, type) and issubclass(value, BaseModel)
 
 

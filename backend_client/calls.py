@@ -103,12 +103,22 @@ class Core:
     clock: Clock
 
 
-def not_picklable(client: object) -> TypeError:
-    """The error for pickling a client: why it cannot be sent to another process, and what to do instead."""
-    return TypeError(
-        f"{type(client).__name__} cannot be pickled: it holds connections; build one in each process, "
-        "for example with from_settings()"
-    )
+class _Viewed:
+    """A client that shares its connections with the views on it, and cannot be sent to another process."""
+
+    def _view(self, **changes: Any) -> Self:
+        view = object.__new__(type(self))
+        vars(view).update(vars(self), **changes)
+        return view
+
+    def __copy__(self) -> Self:
+        return self._view()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled: it holds connections; build one in each process, "
+            "for example with from_settings()"
+        )
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -118,7 +128,7 @@ Messages = Sequence[Mapping[str, Any] | BaseModel]
 _RAW_PATHS = [path for path, route in ROUTES.items() if route.sdk and not route.upload]
 
 
-class BaseClient:
+class BaseClient(_Viewed):
     """All tasks over a backend. Use as `async with`, or `close()` it.
 
     Every method raises InvalidArgument, before anything is sent, for a wrong argument or option (None means not given),
@@ -136,17 +146,7 @@ class BaseClient:
         It costs nothing: nodes, connections and budgets are the same, and closing it closes the client.
         """
         given = arguments.options("with_options", options, CallOptions)
-        view = self.__copy__()
-        vars(view)["_defaults"] = {**self._defaults, **given}
-        return view
-
-    def __copy__(self) -> Self:
-        view = object.__new__(type(self))
-        vars(view).update(vars(self))
-        return view
-
-    def __reduce__(self) -> NoReturn:
-        raise not_picklable(self)
+        return self._view(_defaults={**self._defaults, **given})
 
     async def close(self) -> None:
         """Release connections and tasks. Calls that are under way end at once with ClientClosed."""

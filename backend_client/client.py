@@ -21,7 +21,7 @@ from backend_client.fleet.runtime import Runtime
 from backend_client.fleet.spaces import Bindings
 from backend_client.http.addresses import Identity, keys_by_node, node_url, parse_nodes, proxy_url, tls_context
 from backend_client.http.messages import DeviceReport, ModelReport
-from backend_client.http.transport import HttpTransport, Transport
+from backend_client.http.transport import HttpTransport
 from backend_client.lifetime import Clock
 from backend_client.options import ClientOptions
 from backend_client.routing.backend import FleetBackend
@@ -124,7 +124,7 @@ class NPUClient(BaseClient):
         ssl_context: ssl.SSLContext | None = None,
         proxy: str | None = None,
         registering: bool = False,
-        transport: Callable[[], Transport] | None = None,
+        transport: Callable[[], HttpTransport] | None = None,
         clock: Clock = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:

@@ -29,6 +29,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import Any, ClassVar, Final, TypeVar
 from urllib.parse import urlsplit
@@ -122,8 +123,6 @@ def instrument(client: C, *, metrics: Metrics | None = None, tracer: Tracer | No
 
 @dataclass(slots=True)
 class _Observation:
-    """One call that is under way."""
-
     span: Span
     origin: Origin | None = None
     usage: Usage | None = None
@@ -149,14 +148,12 @@ class _ObservedBackend:
         self._asked: Source = asked
 
     async def embed(self, request: Request) -> EmbedBatch:
-        """Embed, observed."""
         with self._observed(request) as seen:
             batch = await self.inner.embed(seen.traced(request))
             seen.answered(batch, batch.usage, "")
         return batch
 
     async def send(self, request: Request) -> RawReply:
-        """Send a request, observed."""
         with self._observed(request) as seen:
             reply = await self.inner.send(seen.traced(request))
             seen.answered(reply, reply.usage, finish_reason_in(reply.body if isinstance(reply.body, dict) else None))
@@ -167,7 +164,7 @@ class _ObservedBackend:
         with ExitStack() as observed:
             seen = observed.enter_context(self._observed(request, stream=True))
             events = await self.inner.open(seen.traced(request))
-            return _follow(events, seen, observed.pop_all())
+            return _observed_to_end(events, seen, observed.pop_all())
 
     async def forward(self, request: Request) -> Forwarded:
         """Send a request that came as bytes, observed to the end of its reply."""
@@ -177,10 +174,9 @@ class _ObservedBackend:
             if isinstance(found.content, bytes):
                 seen.answered(found.origin_now(), found.count.usage, "")
                 return found
-            return replace(found, content=_follow(found.content, seen, observed.pop_all(), found))
+            return replace(found, content=_observed_to_end(found.content, seen, observed.pop_all(), found))
 
     async def close(self) -> None:
-        """Close what is inside."""
         await self.inner.close()
 
     @contextmanager
@@ -244,7 +240,7 @@ def _observes(backend: Backend, metrics: Metrics) -> bool:
 
 
 @owning
-async def _follow(
+async def _observed_to_end(
     items: AsyncGenerator[Any, None], seen: _Observation, observed: ExitStack, found: Forwarded | None = None
 ) -> AsyncGenerator[Any, None]:
     """The items of a stream, of events or the bytes that were `found`, observed to the last one."""
@@ -352,6 +348,15 @@ def _fleet(client: BaseClient) -> NPUClient | None:
     return client if isinstance(client, NPUClient) else None
 
 
+def _labelled(
+    kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, label: str, values: Mapping[str, float]
+) -> Metric:
+    family = kind(name, text, labels=(label,))
+    for key, value in values.items():
+        family.add_metric((key,), float(value))
+    return family
+
+
 def _nodes(fleets: list[NPUClient], clients: list[BaseClient]) -> Iterable[Metric]:
     usable: dict[str, bool] = {}
     in_flight: collections.Counter[str] = collections.Counter()
@@ -365,17 +370,11 @@ def _nodes(fleets: list[NPUClient], clients: list[BaseClient]) -> Iterable[Metri
         breaker = client.cloud_breaker if isinstance(client, InferenceClient) else None
         if breaker is not None:
             breakers["cloud", breaker.value] += 1
-    family = GaugeMetricFamily("npu_client_node_usable", "1 if requests are sent to the node", labels=("node",))
-    for url, value in usable.items():
-        family.add_metric((url,), float(value))
-    yield family
-    family = GaugeMetricFamily("npu_client_in_flight", "Requests of this process under way there", labels=("node",))
-    for url in usable:
-        family.add_metric((url,), in_flight[url])
-    yield family
-    family = GaugeMetricFamily(
-        "npu_client_breaker_state", "Clients of this process whose breaker is in that state", labels=("node", "state")
-    )
+    gauge = partial(_labelled, GaugeMetricFamily)
+    yield gauge("npu_client_node_usable", "1 if requests are sent to the node", "node", usable)
+    yield gauge("npu_client_in_flight", "Requests of this process under way there", "node", in_flight)
+    text = "Clients of this process whose breaker is in that state"
+    family = GaugeMetricFamily("npu_client_breaker_state", text, labels=("node", "state"))
     for url in sorted({url for url, _ in breakers}):
         for state in BreakerState:
             family.add_metric((url, state.value), breakers[url, state.value])
@@ -385,39 +384,25 @@ def _nodes(fleets: list[NPUClient], clients: list[BaseClient]) -> Iterable[Metri
 def _budgets(fleets: list[NPUClient]) -> Iterable[Metric]:
     budgets = [fleet.fleet.dispatcher.budget for fleet in fleets]
     if budgets:
-        yield GaugeMetricFamily(
-            "npu_client_retry_budget",
-            "Retries that could be made now, of the client that could make fewest",
-            value=min(budget.balance for budget in budgets),
-        )
-    counts = CounterMetricFamily(
-        "npu_client_affinity",
-        "Requests of a conversation that went to its node (hit), or to another one (miss)",
-        labels=("outcome",),
-    )
+        text = "Retries that could be made now, of the client that could make fewest"
+        yield GaugeMetricFamily("npu_client_retry_budget", text, value=min(budget.balance for budget in budgets))
+    text = "Retries that the empty retry budget forbade"
+    yield CounterMetricFamily("npu_client_retries_refused", text, value=sum(budget.refused for budget in budgets))
     affinities = [fleet.fleet.runtime.pool.affinity for fleet in fleets]
-    counts.add_metric(("hit",), sum(each.hits for each in affinities))
-    counts.add_metric(("miss",), sum(each.misses for each in affinities))
-    yield counts
-    yield CounterMetricFamily(
-        "npu_client_retries_refused",
-        "Retries that the empty retry budget forbade",
-        value=sum(budget.refused for budget in budgets),
-    )
+    kept, moved = sum(each.hits for each in affinities), sum(each.misses for each in affinities)
+    text = "Requests of a conversation that went to its node (hit), or to another one (miss)"
+    yield _labelled(CounterMetricFamily, "npu_client_affinity", text, "outcome", {"hit": kept, "miss": moved})
 
 
 def _ledgers(ledgers: list[Ledger]) -> Iterable[Metric]:
-    calls = CounterMetricFamily("npu_client_served_calls", "Calls that were answered, and where", labels=("source",))
-    calls.add_metric(("node",), sum(ledger.local.calls for ledger in ledgers))
-    calls.add_metric(("cloud",), sum(ledger.cloud.calls for ledger in ledgers))
-    yield calls
+    text = "Calls that were answered, and where"
+    local, cloud = sum(ledger.local.calls for ledger in ledgers), sum(ledger.cloud.calls for ledger in ledgers)
+    yield _labelled(CounterMetricFamily, "npu_client_served_calls", text, "source", {"node": local, "cloud": cloud})
     text = "Energy that nodes used for these answers, where they could measure it"
     yield CounterMetricFamily("npu_client_joules", text, value=sum(ledger.local.joules for ledger in ledgers))
-    yield CounterMetricFamily(
-        "npu_client_cloud_cost",
-        "What the cloud cost since the process started, in the currency of the prices",
-        value=float(sum(ledger.cloud.cost for ledger in ledgers)),
-    )
+    text = "What the cloud cost since the process started, in the currency of the prices"
+    cost = sum(ledger.cloud.cost for ledger in ledgers)
+    yield CounterMetricFamily("npu_client_cloud_cost", text, value=float(cost))
     caps = [ledger.cap for ledger in ledgers if ledger.cap is not None]
     if caps:
         text = "What the cloud may cost in the life of the process, in the same currency"

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from pydantic import BaseModel
 
 from backend_client import client
-from backend_client.calls import BaseClient, Messages, not_picklable
+from backend_client.calls import BaseClient, Messages, _Viewed
 from backend_client.client import ClientStatus, NodeStatus
 from backend_client.cloud import Ledger
 from backend_client.lifetime import LoopIterator, LoopThread
@@ -89,7 +89,7 @@ def _with_parameters_of(
     return typed
 
 
-class Blocking(Generic[C]):
+class Blocking(_Viewed, Generic[C]):
     """The methods of the clients, waited for. Its client lives in the event loop of a thread of its own.
 
     That thread calls the `progress` of `embed_many`.
@@ -144,17 +144,7 @@ class Blocking(Generic[C]):
 
     def with_options(self, **options: Unpack[CallOptions]) -> Self:
         """See `BaseClient.with_options`."""
-        view = self.__copy__()
-        vars(view)["_client"] = self._client.with_options(**options)
-        return view
-
-    def __copy__(self) -> Self:
-        view = object.__new__(type(self))
-        vars(view).update(vars(self))
-        return view
-
-    def __reduce__(self) -> NoReturn:
-        raise not_picklable(self)
+        return self._view(_client=self._client.with_options(**options))
 
     def close(self) -> None:
         """Release connections and end the thread."""

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from benchmarks import (
+    affinity,
     client_overhead,
     client_selection,
     curves,
@@ -47,10 +48,11 @@ BENCHMARKS = {
     "client-overhead": client_overhead.run,
     "client-selection": client_selection.run,
     "gateway": gateway.run,
+    "affinity": affinity.run,
     **curves.RUNS,
 }
 # Those that start nodes of their own, or need none.
-ALONE = {*curves.RUNS, "client-selection", "embeddings-npu", "prefix-npu"}
+ALONE = {*curves.RUNS, "client-selection", "embeddings-npu", "prefix-npu", "affinity"}
 
 
 def main():

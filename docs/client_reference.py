@@ -137,7 +137,7 @@ def page(module_name):
     if elsewhere:
         lines.append("\n".join(elsewhere))
     # What classes of a page inherit from one that is not public is described once, on the first page that needs it.
-    shared = {base for _, value in here if inspect.isclass(value) for base in value.__mro__}
+    shared = {base for _, value in here if inspect.isclass(value) for base in value.__mro__ if base.__name__[0] != "_"}
     home = "backend_client.sync" if module_name == "sync" else "backend_client.calls"
     if module_name in {"", "sync"}:
         here += [(base.__name__, base) for base in shared - {value for _, value in here} if base.__module__ == home]

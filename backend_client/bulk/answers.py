@@ -226,7 +226,6 @@ class Results:
         self.served[f"{origin.node} {origin.device or origin.source}"] += len(rows)
 
     def values_of(self, rows: list[int]) -> Any:
-        """The values of these rows as an Arrow array."""
         pa = need("pyarrow")
         if isinstance(self.values, list):
             return pa.array([self.values[row] for row in rows], pa.string())
@@ -262,7 +261,6 @@ class Work(ABC):
         """Send one request, and keep what comes back."""
 
     def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:  # noqa: ARG002
-        """The rows of each request."""
         return [[row] for row in rows]
 
     async def run(self, chunk: Chunk) -> Results:

@@ -143,7 +143,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 async def run(args: argparse.Namespace, settings: ClientSettings) -> int:
-    """Run the job, or show what there is."""
     try:
         request = _request(args)
     except ConfigurationError as error:

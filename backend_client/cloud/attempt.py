@@ -93,7 +93,7 @@ class CloudAttempt:
         if request.spend_limit is None:
             return attempt
         try:
-            attempt._pay = await request.spend_limit.reserve(attempt._reservation.cost)
+            attempt._pay = await request.spend_limit(attempt._reservation.cost)
         except BaseException:
             # Nothing was sent.
             attempt._settled = True

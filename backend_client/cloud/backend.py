@@ -66,8 +66,6 @@ _CONCURRENCY = 8
 
 
 class CloudBackend:
-    """Embeds and generates in the cloud."""
-
     def __init__(
         self,
         settings: CloudSettings,
@@ -91,7 +89,6 @@ class CloudBackend:
 
     @property
     def spaces(self) -> Collection[str]:
-        """The vector spaces that it has a model for."""
         return self._settings.embedding_models
 
     def chat_model_for(self, name: str | None) -> str | None:
@@ -99,18 +96,15 @@ class CloudBackend:
         return self._settings.chat_model if name is None else self._chat_models.get(plain_name(name))
 
     def refusal(self, request: Request) -> str | None:
-        """Why the cloud cannot serve a request, or None."""
         if reason := only_on_nodes(request):
             return reason
         embeds = texts_to_embed(request) is not None
         return self._embedding_refusal(request) if embeds else self._chat_refusal(request)
 
     def concurrency(self) -> int:
-        """Batches of one `embed_many` that may be under way."""
         return _CONCURRENCY
 
     async def close(self) -> None:
-        """End all calls, then close the SDK's connections."""
         await self.calls.close()
 
     async def embed(self, request: Request) -> EmbedBatch:

@@ -6,6 +6,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from heapq import nlargest
 from typing import Any
 
 from backend_client.fleet.node import Node
@@ -20,10 +21,10 @@ _CONVERSATIONS = 4096
 class Affinity:
     """Sends the requests of a conversation to one node, which has the beginning of its prompt in its prefix cache.
 
-    It is the node that was asked last, for the last few thousand conversations. Others get their node by rendezvous
-    hashing: all clients of a fleet agree on it, and when a node comes or goes no conversation of another node moves. A
-    node whose work is above 1.25 of the mean gets no request of a conversation. To keep its own it may have one request
-    under way however idle the others are: below one request, the mean says nothing.
+    It is the node that was asked last, for the last few thousand conversations. Others get the less loaded of two nodes
+    by rendezvous hashing: all clients of a fleet agree on it, and when a node comes or goes no conversation of another
+    node moves. A node gets no request of a conversation while its work is above 1.25 of the mean, and more than one
+    request: below that, the mean says nothing.
 
     `hits` counts requests that went to the node of their conversation, `misses` those that went to another one.
     """
@@ -37,13 +38,15 @@ class Affinity:
         """One of the nodes (at least one), which is the conversation's from now on. A `retry` is not counted."""
         name = plain_name(request.model or "")
         loads = {node.url: node.work(node.names.get(name)) for node in nodes}
-        most = _LOAD_BOUND * sum(loads.values()) / len(loads)
+        most = max(1, _LOAD_BOUND * sum(loads.values()) / len(loads))
         last = self._last.pop(conversation, None)
-        if last in loads and loads[last] <= max(1, most):
+        if last in loads and loads[last] <= most:
             url = last
         else:
             free = [url for url, load in loads.items() if load <= most]
-            url = max(free, key=lambda url: blake2b(url.encode(), key=conversation, digest_size=8).digest())
+            # Not the first idle one: those that fail every request at once are always idle.
+            two = nlargest(2, free, key=lambda url: blake2b(url.encode(), key=conversation, digest_size=8).digest())
+            url = min(two, key=lambda url: loads[url])
         if last is not None and not retry:
             self.hits += url == last
             self.misses += url != last

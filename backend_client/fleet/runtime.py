@@ -17,7 +17,7 @@ from backend_client.fleet.pool import Pool
 from backend_client.fleet.spaces import Bindings
 from backend_client.http.addresses import NodeAddress, node_url
 from backend_client.http.messages import HealthReport
-from backend_client.http.transport import Transport, fetch_health
+from backend_client.http.transport import HttpTransport, fetch_health
 from backend_client.lifetime import DaemonThread, OpenCalls, supervise
 from backend_client.options import ClientOptions, ProbeOptions
 
@@ -107,7 +107,7 @@ class Runtime:
         self,
         pool: Pool,
         bindings: Bindings,
-        make_transport: Callable[[], Transport],
+        make_transport: Callable[[], HttpTransport],
         options: ClientOptions,
         rng: random.Random,
         lists: Sequence[NodeAddress] = (),
@@ -119,10 +119,10 @@ class Runtime:
         self._discovery_interval = options.discovery_interval
         self._lists = lists
         self._follower: asyncio.Task[None] | None = None
-        self.transport: Transport | None = None
+        self.transport: HttpTransport | None = None
         self.prober = Prober(pool, self._probed, options.probe, rng)
 
-    def start(self) -> Transport:
+    def start(self) -> HttpTransport:
         """Start to probe, if that has not been done; then calls raise as `OpenCalls.check`."""
         if self.transport is not None:
             return self.transport
@@ -133,7 +133,7 @@ class Runtime:
         if self._lists:
             self.pool.complete = False
             follower = Follower(self._lists, self.pool.nodes, add=self.add, remove=self.remove)
-            self._follower = supervise(lambda: self._follow(follower), "node discovery")
+            self._follower = supervise(lambda: self._discover(follower), "node discovery")
         return self.transport
 
     async def wait_probed(self) -> None:
@@ -150,7 +150,6 @@ class Runtime:
                 self.prober.watch(node)
 
     def remove(self, urls: Iterable[str]) -> None:
-        """Remove nodes; requests that are under way there end as they will."""
         for url in urls:
             self.pool.remove(url)
             self.prober.forget(url)
@@ -171,7 +170,7 @@ class Runtime:
             self.pool.remove(url)
         self.pool.add(urls)
 
-    async def _follow(self, follower: Follower) -> None:
+    async def _discover(self, follower: Follower) -> None:
         try:
             while True:
                 await follower.look()
@@ -268,7 +267,6 @@ class Follower:
 
     @property
     def trouble(self) -> str | None:
-        """Why no node was found."""
         if self._members:
             return None
         return "; ".join(listed.problem or f"{listed.address} names none" for listed in self._lists)

@@ -19,11 +19,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from backend_client.client import InferenceClient
 from backend_client.errors import NPUError
 from backend_client.gateway.forward import HOP, ID, TEAM, Forwarder, dialect_of, own_headers, refused
-from backend_client.gateway.keys import EXPIRY_S, KeyFile, KeyStore, Refusal, Registry, Team
+from backend_client.gateway.keys import EXPIRY_S, KeyFile, KeyStore, Registry, Team
 from backend_client.gateway.limits import Limits, Metrics
 from backend_client.gateway.page import OPEN_PATHS, STATE_PATH, add_page
 from backend_client.gateway.settings import GatewaySettings, is_loopback
 from backend_client.gateway.spending import Spending
+from backend_client.http.errors import Problem
 from backend_client.http.messages import GATEWAY, new_request_id
 
 log = logging.getLogger("npu_gateway")
@@ -56,17 +57,17 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
 
     async def announced(request: web.Request) -> web.Response:
         if keys is None or registry is None or not settings.allowed_networks:
-            raise Refusal(404, "not_found", "no node may announce itself here: set NPU_GATEWAY_ALLOWED_NETWORKS")
+            raise Problem(404, "not_found", "no node may announce itself here: set NPU_GATEWAY_ALLOWED_NETWORKS")
         if request.content_length is None or request.content_length > _MOST_ANNOUNCED:
-            raise Refusal(413, "payload_too_large", f"an announcement may have {_MOST_ANNOUNCED} bytes at most")
+            raise Problem(413, "payload_too_large", f"an announcement may have {_MOST_ANNOUNCED} bytes at most")
         try:
             given = json.loads(await request.read())
         except (ValueError, RecursionError):
-            raise Refusal(400, "invalid_request", "an announcement must be JSON") from None
+            raise Problem(400, "invalid_request", "an announcement must be JSON") from None
         try:
             name = await keys.file.run(registry.announce, _bearer(request), given)
         except OSError:
-            raise Refusal(503, "unavailable", "the file of the enrolments cannot be written now", _LOOK_S) from None
+            raise Problem(503, "unavailable", "the file of the enrolments cannot be written now", _LOOK_S) from None
         return web.json_response({"name": name})
 
     async def scraped(_: web.Request) -> web.Response:
@@ -88,7 +89,7 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
         if keys is not None:
             tasks.append(asyncio.create_task(_keep_reading(keys)))
         if keys is not None and registry is not None and settings.allowed_networks:
-            tasks.append(asyncio.create_task(_follow(keys.file, registry, client, metrics)))
+            tasks.append(asyncio.create_task(_register_announced(keys.file, registry, client, metrics)))
         yield
         for task in tasks:
             task.cancel()
@@ -115,7 +116,7 @@ async def _keep_reading(keys: KeyStore) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-async def _follow(file: KeyFile, registry: Registry, client: InferenceClient, metrics: Metrics) -> None:
+async def _register_announced(file: KeyFile, registry: Registry, client: InferenceClient, metrics: Metrics) -> None:
     """Let the nodes that announce themselves be the fleet's."""
     clock = asyncio.get_running_loop().time
     members: dict[str, str] = {}
@@ -149,21 +150,21 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
                     message = (
                         "this is an npu-gateway, and another one sent the request: a gateway's nodes must be nodes"
                     )
-                    raise Refusal(508, "loop_detected", message)
+                    raise Problem(508, "loop_detected", message)
                 _check_host(request, settings, guarded=keys is None)
                 request[TEAM] = await _team(request, keys)
                 if request.headers.get("Content-Encoding", "").lower() not in _ENCODINGS:
-                    raise Refusal(415, "unsupported_media_type", "Content-Encoding must be gzip, deflate or identity")
+                    raise Problem(415, "unsupported_media_type", "Content-Encoding must be gzip, deflate or identity")
                 response = await handler(request)
-            except Refusal as error:
+            except Problem as error:
                 if error.status == 401:
                     metrics.refused_keys.inc()
                 response = refused(dialect, error)
             except web.HTTPRequestEntityTooLarge:
                 limit = settings.max_body_bytes
-                response = refused(dialect, Refusal(413, "payload_too_large", f"a body may have {limit} bytes at most"))
+                response = refused(dialect, Problem(413, "payload_too_large", f"a body may have {limit} bytes at most"))
             except web.RequestPayloadError:
-                response = refused(dialect, Refusal(400, "invalid_request", "the body cannot be read as it is encoded"))
+                response = refused(dialect, Problem(400, "invalid_request", "the body cannot be read as it is encoded"))
                 # aiohttp closes the connection: a caller who is not told sends the next request in vain.
                 response.force_close()
             except (web.HTTPException, ConnectionError):
@@ -173,7 +174,7 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
                 place = traceback.extract_tb(error.__traceback__)[-1]
                 kind = type(error).__name__
                 log.error("%s: a bug of the gateway: %s at %s:%s", request[ID], kind, place.filename, place.lineno)
-                response = refused(dialect, Refusal(500, "internal_error", "internal error; the log has it by its id"))
+                response = refused(dialect, Problem(500, "internal_error", "internal error; the log has it by its id"))
             status = response.status
             if not response.prepared:
                 response.headers.update(own_headers(request, dialect))
@@ -189,15 +190,15 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
 
 
 def _check_host(request: web.Request, settings: GatewaySettings, *, guarded: bool) -> None:
-    """Raise Refusal for a browser's request from another site, or for a name that was made to point here."""
+    """Raise Problem for a browser's request from another site, or for a name that was made to point here."""
     if not guarded:
         return
     host = re.sub(r":\d+$", "", request.host or "").strip("[]").lower()
     if not is_loopback(host) and host not in {name.lower() for name in settings.allowed_hosts}:
-        raise Refusal(403, "forbidden", "the Host header does not name this gateway; add the name to allowed_hosts")
+        raise Problem(403, "forbidden", "the Host header does not name this gateway; add the name to allowed_hosts")
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2].lower() != (request.host or "").lower():
-        raise Refusal(403, "forbidden", "requests from pages of other sites are refused")
+        raise Problem(403, "forbidden", "requests from pages of other sites are refused")
 
 
 async def _team(request: web.Request, keys: KeyStore | None) -> Team:
@@ -208,15 +209,15 @@ async def _team(request: web.Request, keys: KeyStore | None) -> Team:
     await keys.refresh()
     team = keys.find(given)
     if keys.stale or (team is None and not keys.readable):
-        raise Refusal(503, "unavailable", "the file of keys cannot be read now; the gateway's log says why", _LOOK_S)
+        raise Problem(503, "unavailable", "the file of keys cannot be read now; the gateway's log says why", _LOOK_S)
     if team is None:
-        raise Refusal(401, "invalid_api_key", "send a key of this gateway as Authorization: Bearer KEY, or x-api-key")
+        raise Problem(401, "invalid_api_key", "send a key of this gateway as Authorization: Bearer KEY, or x-api-key")
     return team
 
 
 def _bearer(request: web.Request) -> str:
-    """The key that a request carries. Raises Refusal for two."""
+    """The key that a request carries. Raises Problem for two."""
     if len(request.headers.getall("Authorization", ())) > 1:
-        raise Refusal(401, "invalid_api_key", "the request must have one Authorization header")
+        raise Problem(401, "invalid_api_key", "the request must have one Authorization header")
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     return given.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")

@@ -21,10 +21,10 @@ from backend_client.errors import (
     RequestRejected,
 )
 from backend_client.fleet.affinity import SESSION_HEADER
-from backend_client.gateway.keys import Refusal, Team
+from backend_client.gateway.keys import Team
 from backend_client.gateway.limits import Limits, Metrics
 from backend_client.gateway.spending import Spending
-from backend_client.http.errors import openai_error, problem_of, refusal_of_node
+from backend_client.http.errors import Problem, openai_error, problem_of, refusal_of_node
 from backend_client.http.messages import Reply, Request, encode, plain_name, read_form
 from backend_client.http.replies import Forwarded, asks_for_stream, passed_on
 from backend_client.http.routes import ROUTES, Dialect
@@ -63,17 +63,18 @@ _ANTHROPIC = {
 }  # fmt: skip
 
 
-def error_body(dialect: Dialect, error: Refusal) -> dict[str, Any]:
-    """An error in the form of a dialect."""
+def error_body(dialect: Dialect, error: Problem) -> dict[str, Any]:
+    # It may name what the caller sent.
+    message = error.message[:1000]
     if dialect == "anthropic":
         kind = _ANTHROPIC.get(error.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": error.message}}
+        return {"type": "error", "error": {"type": kind, "message": message}}
     if dialect == "ollama":
-        return {"error": error.message}
-    return openai_error(error.status, error.code, error.message, error.param)
+        return {"error": message}
+    return openai_error(error.status, error.code, message, error.param)
 
 
-def refused(dialect: Dialect, error: Refusal) -> web.Response:
+def refused(dialect: Dialect, error: Problem) -> web.Response:
     """A refusal as a reply; the client has retried already, so callers need not."""
     status = 529 if dialect == "anthropic" and error.status == 503 else error.status
     response = web.json_response(error_body(dialect, error), status=status)
@@ -84,12 +85,11 @@ def refused(dialect: Dialect, error: Refusal) -> web.Response:
     return response
 
 
-def _refusal_of(error: NPUError) -> Refusal:
+def _problem_of(error: NPUError) -> Problem:
     if isinstance(error, AuthenticationFailed):
         # The gateway's own key is wrong there: nothing that the caller could mend.
-        return Refusal(503, "unavailable", error.message)
-    status, code, message, param, retry_after = problem_of(error)
-    return Refusal(status, code, message, retry_after, param)
+        return Problem(503, "unavailable", error.message)
+    return problem_of(error)
 
 
 def own_headers(request: web.Request, dialect: Dialect) -> dict[str, str]:
@@ -99,7 +99,7 @@ def own_headers(request: web.Request, dialect: Dialect) -> dict[str, str]:
 
 
 class Forwarder:
-    """Answers the requests that are for the fleet. Its handlers raise Refusal."""
+    """Answers the requests that are for the fleet. Its handlers raise Problem."""
 
     def __init__(self, client: InferenceClient, metrics: Metrics, limits: Limits, spending: Spending | None) -> None:
         self._client = client
@@ -134,7 +134,7 @@ class Forwarder:
         try:
             asked = await self._asked(request, await request.read())
         except RequestRejected as error:
-            raise _refusal_of(error) from None
+            raise _problem_of(error) from None
         try:
             found = await self._answered(asked)
         except NPUError as error:
@@ -143,8 +143,8 @@ class Forwarder:
                 return _as_it_came(own)
             if dialect == "ollama" and isinstance(error, ModelNotFound):
                 # Its clients look for these words.
-                raise Refusal(404, "model_not_found", f"model '{(asked.model or '')[:200]}' not found") from None
-            raise _refusal_of(error) from None
+                raise Problem(404, "model_not_found", f"model '{(asked.model or '')[:200]}' not found") from None
+            raise _problem_of(error) from None
         source, streamed = found.origin.source, not isinstance(found.content, bytes)
         attempts = len(found.attempts) + streamed
         self._metrics.answers.labels(source).inc()
@@ -178,7 +178,7 @@ class Forwarder:
         return await self._client.core.backend.forward(asked)
 
     async def _asked(self, request: web.Request, content: bytes) -> Request:
-        """The request as the client takes it. Raises RequestRejected, Refusal for what the team may not do."""
+        """The request as the client takes it. Raises RequestRejected, Problem for what the team may not do."""
         route, team = ROUTES[request.path], request[TEAM]
         fields = await _fields(request, content) if route.upload else json_object(content)
         device = read_device(_only(request, "X-NPU-Require-Device"), "X-NPU-Require-Device")
@@ -191,10 +191,10 @@ class Forwarder:
         printable(sent_on)
         model = fields.pop("model", None)
         if not isinstance(model, str | None):
-            raise Refusal(400, "invalid_request", "model must be the name of a model, as a string", param="model")
+            raise Problem(400, "invalid_request", "model must be the name of a model, as a string", param="model")
         if not _may_use(team, model):
             named = ", ".join(sorted(team.models))
-            raise Refusal(
+            raise Problem(
                 403, "forbidden", f"this key is for {named}, and the request names {(model or 'no model')[:100]}"
             )
         defaults = team.failover.over(self._client.npu.options.failover)
@@ -261,7 +261,7 @@ class Forwarder:
                     async for part in parts:
                         await bounded(response.write(part))
                 except NPUError as error:
-                    body = json.dumps(error_body(dialect, Refusal(503, "stream_interrupted", error.message)))
+                    body = json.dumps(error_body(dialect, Problem(503, "stream_interrupted", error.message)))
                     lines = f"{body}\n" if dialect == "ollama" else f"event: error\ndata: {body}\n\n"
                     if dialect == "openai" and request.path != "/inference":
                         lines = f"data: {body}\n\n"
@@ -294,11 +294,10 @@ class Forwarder:
         if name is None:
             return web.json_response({"object": "list", "data": rows})
         if not rows:
-            raise Refusal(404, "model_not_found", f"no node serves the model {name[:100]!r} to this key")
+            raise Problem(404, "model_not_found", f"no node serves the model {name[:100]!r} to this key")
         return web.json_response(rows[0])
 
     async def _rows(self, path: str, field: str, key: str) -> dict[str, dict[str, Any]]:
-        """What every node lists, by its name."""
         found: dict[str, dict[str, Any]] = {}
         for _, reply in await self._client.npu.fleet.ask_all("GET", path, b"", Deadline.after(_LOOK_S)):
             with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
@@ -320,16 +319,16 @@ class Forwarder:
                 name = str(fields.get("model") or fields.get("name") or "")
                 content = encode({"model": name})
             except RequestRejected as error:
-                raise _refusal_of(error) from None
+                raise _problem_of(error) from None
             if not _may_use(request[TEAM], name):
-                raise Refusal(404, "model_not_found", f"model '{name[:200]}' not found")
+                raise Problem(404, "model_not_found", f"model '{name[:200]}' not found")
         deadline = Deadline.after(_LOOK_S)
         for _, reply in await self._client.npu.fleet.ask_all(request.method, request.path, content, deadline):
             return _as_it_came(reply)
         if name is not None and self._client.npu.healthz().nodes_usable:
             # Its clients look for these words.
-            raise Refusal(404, "model_not_found", f"model '{name[:200]}' not found")
-        raise Refusal(503, "unavailable", "no node has an answer to this")
+            raise Problem(404, "model_not_found", f"model '{name[:200]}' not found")
+        raise Problem(503, "unavailable", "no node has an answer to this")
 
 
 def _may_use(team: Team, model: str | None) -> bool:
@@ -341,7 +340,7 @@ async def _running(_: web.Request) -> web.StreamResponse:
 
 
 async def _unknown(request: web.Request) -> web.StreamResponse:
-    raise Refusal(404, "not_found", f"the fleet serves no {request.method} {request.path[:200]}")
+    raise Problem(404, "not_found", f"the fleet serves no {request.method} {request.path[:200]}")
 
 
 async def _fields(request: web.Request, content: bytes) -> dict[str, Any]:
@@ -379,15 +378,15 @@ def _as_it_came(reply: Reply) -> web.Response:
 
 
 def _anthropic_page(rows: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """The models that `limit`, and `after_id` or `before_id`, ask for, as nodes list theirs. Raises Refusal."""
+    """The models that `limit`, and `after_id` or `before_id`, ask for, as nodes list theirs. Raises Problem."""
     limit = query.get("limit", str(_PAGE))
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= _LARGEST_PAGE):
-        raise Refusal(400, "invalid_request", f"limit: must be a number from 1 to {_LARGEST_PAGE}")
+        raise Problem(400, "invalid_request", f"limit: must be a number from 1 to {_LARGEST_PAGE}")
     ids = [row["id"] for row in rows]
     after, before = query.get("after_id"), query.get("before_id")
     for name, given in (("after_id", after), ("before_id", before)):
         if given is not None and given not in ids:
-            raise Refusal(400, "invalid_request", f"{name}: must be the id of a model in this list")
+            raise Problem(400, "invalid_request", f"{name}: must be the id of a model in this list")
     rows = rows[ids.index(after) + 1 if after is not None else 0 : ids.index(before) if before is not None else None]
     backward = before is not None and after is None
     page = rows[-int(limit) :] if backward else rows[: int(limit)]

@@ -28,6 +28,7 @@ from yarl import URL
 
 from backend_client.errors import ConfigurationError
 from backend_client.http.addresses import sendable_key
+from backend_client.http.errors import Problem
 from backend_client.lifetime import DaemonThread
 from backend_client.options import NO_FAILOVER, FailoverOptions
 
@@ -58,18 +59,6 @@ CREATE TABLE IF NOT EXISTS reservations (
 PRAGMA user_version = {_VERSION};
 COMMIT;
 """
-
-
-class Refusal(Exception):
-    """A request that the gateway itself refuses, in the words that every dialect carries."""
-
-    def __init__(
-        self, status: int, code: str, message: str, retry_after: float | None = None, param: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.retry_after, self.param = status, code, retry_after, param
-        # It may name what the caller sent.
-        self.message = message[:1000]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +213,6 @@ def _digest(secret: bytes, key: str) -> bytes:
 
 
 def checked_name(name: str, what: str) -> str:
-    """The name of a team or a node. Raises ConfigurationError."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"a {what}'s name must be 1 to 64 letters, digits, '.', '_' or '-', got {name[:80]!r}")
     return name
@@ -257,25 +245,15 @@ class KeyStore:
     def stale(self) -> bool:
         return time.monotonic() - self._read_at > STALE_S
 
-    def add(
-        self,
-        name: str,
-        models: Collection[str] = (),
-        *,
-        cloud: bool = True,
-        requests: int = 0,
-        tokens: int = 0,
-        spend_cap: Decimal | None = None,
-        admin: bool = False,
-        failover: FailoverOptions = NO_FAILOVER,
-    ) -> str:
-        """Make a key for a team, and return it: it is not kept, and cannot be shown again."""
-        checked_name(name, "team")
-        if requests < 0 or tokens < 0:
-            raise ConfigurationError(f"a limit must be at least 0 (none), got {min(requests, tokens)}")
-        if spend_cap is not None and not (spend_cap.is_finite() and 0 <= spend_cap < 1_000_000_000):
-            raise ConfigurationError(f"a spend cap must be an amount from 0 to 999999999, got {spend_cap}")
-        return self._insert(Team(name, frozenset(models), cloud, requests, tokens, spend_cap, admin, failover))
+    def add(self, name: str, models: Collection[str] = (), **rights: Any) -> str:
+        """Make a key for a team with these rights, fields of `Team`. It is not kept, and cannot be shown again."""
+        team = Team(checked_name(name, "team"), frozenset(models), **rights)
+        least, cap = min(team.requests, team.tokens), team.spend_cap
+        if least < 0:
+            raise ConfigurationError(f"a limit must be at least 0 (none), got {least}")
+        if cap is not None and not (cap.is_finite() and 0 <= cap < 1_000_000_000):
+            raise ConfigurationError(f"a spend cap must be an amount from 0 to 999999999, got {cap}")
+        return self._insert(team)
 
     def _insert(self, team: Team) -> str:
         prefix, key, digest = new_key(self.file.secret, "npugw")
@@ -297,13 +275,11 @@ class KeyStore:
         return key
 
     def revoke(self, prefix: str) -> None:
-        """End a key at once."""
         if not self.file.rows("DELETE FROM keys WHERE prefix = ? RETURNING prefix", prefix):
             raise ConfigurationError(f"there is no key {prefix[:80]!r}; npu-gateway keys list shows their prefixes")
 
     @property
     def entries(self) -> list[KeyEntry]:
-        """All keys that were read last, the oldest first."""
         return [entry for _, entry in self._read[1].values()]
 
     def list(self) -> list[KeyEntry]:
@@ -429,7 +405,6 @@ class Registry:
             raise ConfigurationError(f"node {values[-1]!r} is not enrolled; npu-gateway nodes list shows the names")
 
     def list(self) -> list[Enrolment]:
-        """All enrolments by name."""
         return [
             Enrolment(
                 row["name"],
@@ -453,31 +428,31 @@ class Registry:
         return {row["url"]: row["api_key"] for row in rows if self._live(row) or row["url"] in kept}
 
     def announce(self, key: str, given: Any) -> str:
-        """Note where a node is, and return its name. Raises Refusal."""
+        """Note where a node is, and return its name. Raises Problem."""
         with self._file.transaction():
             return self._announce(key, given)
 
     def _announce(self, key: str, given: Any) -> str:
         row = next(iter(self._file.rows("SELECT * FROM nodes WHERE prefix = ?", prefix_of(key))), None)
         if not is_key_of(self._file.secret, key, row["digest"] if row else None) or row is None:
-            raise Refusal(
+            raise Problem(
                 401, "invalid_api_key", "send the node's enrolment key: npu-gateway nodes enrol NAME makes it"
             )
         if not isinstance(given, dict):
-            raise Refusal(400, "invalid_request", "an announcement must be a JSON object")
+            raise Problem(400, "invalid_request", "an announcement must be a JSON object")
         url = self._address(given.get("url"), row["port"])
         try:
             api_key = sendable_key(_text(given, "api_key", _MOST_KEY))
         except ValueError as error:
-            raise Refusal(400, "invalid_request", str(error)) from None
+            raise Problem(400, "invalid_request", str(error)) from None
         version, labels, draining = _text(given, "version", _MOST_LETTERS), _labels(given), given.get("draining", False)
         if not isinstance(draining, bool):
-            raise Refusal(400, "invalid_request", "draining must be true or false")
+            raise Problem(400, "invalid_request", "draining must be true or false")
         if row["url"] != url and self._live(row):
-            raise Refusal(409, "conflict", f"{row['name']} is at {row['url']}, and has been announced there lately")
+            raise Problem(409, "conflict", f"{row['name']} is at {row['url']}, and has been announced there lately")
         for other in self._file.rows("SELECT * FROM nodes WHERE url = ? AND name != ?", url, row["name"]):
             if self._live(other):
-                raise Refusal(409, "conflict", f"{url} is the address of another node")
+                raise Problem(409, "conflict", f"{url} is the address of another node")
         # A node that drains gives its address up at once.
         seen = 0.0 if draining else self._clock()
         self._file.rows(
@@ -499,16 +474,16 @@ class Registry:
             read = URL(url) if isinstance(url, str) and len(url) < 200 else URL()
             host, port = ipaddress.ip_address(read.host or ""), read.explicit_port
         except ValueError:
-            raise Refusal(400, "invalid_request", problem) from None
+            raise Problem(400, "invalid_request", problem) from None
         plain = read == read.origin() if read.scheme in {"http", "https"} else False
         if not plain or port is None or "%" in (read.host or ""):
-            raise Refusal(400, "invalid_request", problem)
+            raise Problem(400, "invalid_request", problem)
         # The same node, whether its IPv4 address is written as one of IPv6 or not.
         host = getattr(host, "ipv4_mapped", None) or host
         if not any(host.version == network.version and host in network for network in self._networks):
-            raise Refusal(403, "forbidden", f"{host} is not in allowed_networks of this gateway")
+            raise Problem(403, "forbidden", f"{host} is not in allowed_networks of this gateway")
         if port != allowed_port:
-            raise Refusal(
+            raise Problem(
                 403,
                 "forbidden",
                 f"this key is for port {allowed_port}, got {port}; npu-gateway nodes enrol --port {port}",
@@ -520,7 +495,7 @@ class Registry:
 def _text(given: dict[str, Any], name: str, most: int) -> str:
     value = given.get(name) or ""
     if not isinstance(value, str) or len(value) > most:
-        raise Refusal(400, "invalid_request", f"{name} must be a string of at most {most} characters")
+        raise Problem(400, "invalid_request", f"{name} must be a string of at most {most} characters")
     return value
 
 
@@ -531,5 +506,5 @@ def _labels(given: dict[str, Any]) -> dict[str, str]:
         or len(labels) > _MOST_LABELS
         or not all(isinstance(text, str) and len(text) <= _MOST_LETTERS for item in labels.items() for text in item)
     ):
-        raise Refusal(400, "invalid_request", f"labels must be at most {_MOST_LABELS} strings by name")
+        raise Problem(400, "invalid_request", f"labels must be at most {_MOST_LABELS} strings by name")
     return labels

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -21,7 +22,8 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from backend_client.client import InferenceClient
-from backend_client.gateway.keys import Refusal, Team
+from backend_client.gateway.keys import Team
+from backend_client.http.errors import Problem
 
 log = logging.getLogger("npu_gateway")
 R = TypeVar("R")
@@ -63,7 +65,7 @@ class Limits:
         self._next_try = 0.0
 
     async def admit(self, team: Team) -> None:
-        """Count a request. Raises Refusal, with the seconds until there is room, for one above a limit."""
+        """Count a request. Raises Problem, with the seconds until there is room, for one above a limit."""
         if (team.requests or team.tokens) and (refusal := await self._ask(self._refusal, team)) is not None:
             raise refusal
 
@@ -93,11 +95,11 @@ class Limits:
         self._fails, self._next_try = False, 0.0
         return found
 
-    async def _refusal(self, team: Team) -> Refusal | None:
+    async def _refusal(self, team: Team) -> Problem | None:
         for kind, most, cost in (("tokens", team.tokens, 0), ("requests", team.requests, 1)):
             if most and not await self._fits(kind, most, team, cost):
                 wait = await self._wait(kind, most, team)
-                return Refusal(429, "overloaded", f"this key's team may use {most} {kind} a minute", wait)
+                return Problem(429, "overloaded", f"this key's team may use {most} {kind} a minute", wait)
         return None
 
     async def _fits(self, kind: str, most: int, team: Team, cost: int) -> bool:
@@ -116,33 +118,19 @@ class Metrics:
 
     def __init__(self, client: InferenceClient) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "npu_gateway_requests",
-            "Requests by dialect, team and status",
-            ("dialect", "team", "status"),
-            registry=self.registry,
-        )
-        self.tokens = Counter(
-            "npu_gateway_tokens", "Tokens that replies say they used", ("team", "kind"), registry=self.registry
-        )
-        self.answers = Counter(
-            "npu_gateway_answers", "Answers by who gave them: node or cloud", ("source",), registry=self.registry
-        )
-        self.attempts = Counter("npu_gateway_attempts", "Tries on nodes and the cloud", registry=self.registry)
-        self.store_failures = Counter(
-            "npu_gateway_store_failures", "Times that the store of limits and spend caps failed", registry=self.registry
-        )
-        self.refused_keys = Counter("npu_gateway_refused_keys", "Requests without a valid key", registry=self.registry)
-        self.registered = Gauge(
-            "npu_gateway_registered_nodes", "Nodes that announced themselves lately", registry=self.registry
-        )
-        self.spend_ratio = Gauge(
-            "npu_gateway_spend_ratio",
-            "Share of a team's spend cap that this month's cloud calls used or reserved",
-            ("team",),
-            registry=self.registry,
-        )
-        self.in_flight = Gauge("npu_gateway_in_flight", "Requests under way", registry=self.registry)
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        by = "dialect", "team", "status"
+        self.requests = counter("npu_gateway_requests", "Requests by dialect, team and status", by)
+        self.tokens = counter("npu_gateway_tokens", "Tokens that replies say they used", ("team", "kind"))
+        self.answers = counter("npu_gateway_answers", "Answers by who gave them: node or cloud", ("source",))
+        self.attempts = counter("npu_gateway_attempts", "Tries on nodes and the cloud")
+        what = "Times that the store of limits and spend caps failed"
+        self.store_failures = counter("npu_gateway_store_failures", what)
+        self.refused_keys = counter("npu_gateway_refused_keys", "Requests without a valid key")
+        self.registered = gauge("npu_gateway_registered_nodes", "Nodes that announced themselves lately")
+        what = "Share of a team's spend cap that this month's cloud calls used or reserved"
+        self.spend_ratio = gauge("npu_gateway_spend_ratio", what, ("team",))
+        self.in_flight = gauge("npu_gateway_in_flight", "Requests under way")
         self.registry.register(_Nodes(client))
         if find_spec("opentelemetry") is not None:
             # With the extra `observability`: durations, tokens and attempts of the client's calls, and their spans.
@@ -156,7 +144,6 @@ class _Nodes(Collector):
         self._client = client
 
     def collect(self) -> Iterable[Metric]:
-        """Read when the metrics are asked for."""
         nodes = GaugeMetricFamily("npu_gateway_node_usable", "Whether requests go to a node", labels=("node",))
         models = GaugeMetricFamily("npu_gateway_model_nodes", "Usable nodes that serve a model", labels=("model",))
         count: dict[str, int] = {}

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from functools import partial
 from itertools import islice
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -20,6 +21,7 @@ from redis.exceptions import RedisError
 
 from backend_client.errors import CloudUnavailable, SpendCapReached
 from backend_client.gateway.keys import KeyFile, Team
+from backend_client.http.messages import SpendLimit
 
 log = logging.getLogger("npu_gateway")
 R = TypeVar("R")
@@ -60,27 +62,13 @@ return 1
 Costs: TypeAlias = Mapping[str, tuple[str, int]]
 
 
-class _Store(Protocol):
+class _InRedis:
     """Whole billionths by account. Each method may be repeated, and raises OSError or RedisError when the store fails.
 
     A reservation has an id, which is never used again. One that was settled cannot be made any more, so a reservation
     whose outcome is not known is given back by settling it at 0.
     """
 
-    async def reserve(self, account: str, reservation: str, amount: int, most: int) -> tuple[bool, int]:
-        """Reserve unless the account would have more than `most`; whether it was done, and what was spent before."""
-        ...
-
-    async def settle(self, costs: Costs) -> None:
-        """Count these costs in place of what was reserved."""
-        ...
-
-    async def total(self, account: str) -> int: ...
-
-    async def close(self) -> None: ...
-
-
-class _InRedis:
     def __init__(self, url: str, patience_s: float) -> None:
         pool = BlockingConnectionPool.from_url(
             url,
@@ -95,10 +83,12 @@ class _InRedis:
         self._settle = self._redis.register_script(_SETTLE)
 
     async def reserve(self, account: str, reservation: str, amount: int, most: int) -> tuple[bool, int]:
+        """Reserve unless the account would have more than `most`; whether it was done, and what was spent before."""
         done, spent = await self._reserve(keys=_keys(account, reservation), args=[amount, most, _KEPT_S])
         return bool(done), int(spent)
 
     async def settle(self, costs: Costs) -> None:
+        """Count these costs in place of what was reserved."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for reservation, (account, cost) in costs.items():
                 await self._settle(keys=_keys(account, reservation), args=[cost, _GIVEN_BACK_S], client=pipe)
@@ -116,8 +106,9 @@ def _keys(account: str, reservation: str) -> list[str]:
 
 
 class _InFile:
-    """In the file of the keys, which the processes of one machine share. Its thread does one thing after another, so
-    what is settled was reserved before, or never will be.
+    """The same in the file of the keys, which the processes of one machine share.
+
+    Its thread does one thing after another, so what is settled was reserved before, or never will be.
     """
 
     def __init__(self, file: KeyFile) -> None:
@@ -192,7 +183,7 @@ class Spending:
         clock: Callable[[], float] = time.time,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        self._store: _Store = _InFile(file) if store == "memory://" else _InRedis(store, patience_s)
+        self._store = _InFile(file) if store == "memory://" else _InRedis(store, patience_s)
         self._failed = failed
         self._clock = clock
         self._patience_s = patience_s
@@ -202,12 +193,10 @@ class Spending:
         self._closing = asyncio.Event()
         self._asking: set[asyncio.Task[Any]] = set()
 
-    def limit(self, team: Team) -> TeamSpendLimit | None:
-        """The cap of a team; None for a team without one."""
-        return None if team.spend_cap is None else TeamSpendLimit(self, team.name, team.spend_cap)
+    def limit(self, team: Team) -> SpendLimit | None:
+        return None if team.spend_cap is None else partial(self._reserve, team.name, team.spend_cap)
 
-    async def reserve(self, team: str, cap: Decimal, most: Decimal) -> Callable[[Decimal], None]:
-        """As `SpendLimit.reserve`, for a team's cap of this month."""
+    async def _reserve(self, team: str, cap: Decimal, most: Decimal) -> Callable[[Decimal], None]:
         month = datetime.fromtimestamp(self._clock(), UTC)
         account, reservation, amount = _account(month, team), secrets.token_hex(16), _units(most)
         limit = int((cap / _UNIT).to_integral_value(ROUND_FLOOR))
@@ -307,17 +296,6 @@ class Spending:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_PAUSE_S):
                         await self._closing.wait()
-
-
-class TeamSpendLimit:
-    """The cap on what the calls of one team cost."""
-
-    def __init__(self, spending: Spending, team: str, cap: Decimal) -> None:
-        self._spending, self._team, self._cap = spending, team, cap
-
-    async def reserve(self, most: Decimal) -> Callable[[Decimal], None]:
-        """As `SpendLimit.reserve`."""
-        return await self._spending.reserve(self._team, self._cap, most)
 
 
 def _account(month: datetime, team: str) -> str:

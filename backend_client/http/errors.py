@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from backend_client.errors import (
     AuthenticationFailed,
@@ -180,22 +180,22 @@ def retry_after_of(headers: Mapping[str, str]) -> float | None:
     return None if seconds is None else min(float(seconds), _LONGEST_PAUSE_S)
 
 
-class Problem(NamedTuple):
-    """An error as a reply says it."""
+class Problem(Exception):
+    """An error as a reply says it, in any dialect."""
 
-    status: int
-    code: str
-    message: str
-    param: str | None = None
-    retry_after: float | None = None
+    def __init__(
+        self, status: int, code: str, message: str, retry_after: float | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.retry_after, self.param = status, code, message, retry_after, param
 
 
 def problem_of(error: NPUError) -> Problem:
     """The HTTP error that reports an error of the client."""
-    found = Problem(503, "unavailable", error.message, None, getattr(error, "retry_after", None))
+    found = Problem(503, "unavailable", error.message, getattr(error, "retry_after", None))
     if isinstance(error, FleetOverloaded):
         # It is worth waiting for a node, whatever the cloud said.
-        found = found._replace(status=429, code="overloaded")
+        found.status, found.code = 429, "overloaded"
     elif isinstance(getattr(error, "cloud_error", error), SpendCapReached):
         found = Problem(402, "spend_cap_reached", error.message)
     elif isinstance(error, DeadlineExceeded):
@@ -203,10 +203,10 @@ def problem_of(error: NPUError) -> Problem:
     elif isinstance(error, AuthenticationFailed):
         found = Problem(401, error.code or "invalid_api_key", error.message)
     elif isinstance(error, RequestRejected):
-        found = Problem(error.status or 400, error.code or "invalid_request", error.message, error.param)
+        found = Problem(error.status or 400, error.code or "invalid_request", error.message, param=error.param)
     elif isinstance(error, ConfigurationError) and not isinstance(error, ClientClosed):
         # The request names no model, and the fleet has several.
-        found = Problem(400, "invalid_request", error.message, "model")
+        found = Problem(400, "invalid_request", error.message, param="model")
     return found
 
 
@@ -217,6 +217,5 @@ def refusal_of_node(error: NPUError) -> Reply | None:
 
 
 def openai_error(status: int, code: str, message: str, param: str | None = None) -> dict[str, Any]:
-    """The body of an error in OpenAI's form."""
     kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
     return {"error": {"message": message, "type": kind, "code": code, "param": param}}

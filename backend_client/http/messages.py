@@ -6,13 +6,13 @@ import json
 import random
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from email.message import Message
 from email.parser import HeaderParser
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +32,10 @@ _MOST_JOULES = 1e8
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-class SpendLimit(Protocol):
-    """A cap on what calls to the cloud cost that this process shares with others."""
-
-    async def reserve(self, most: Decimal) -> Callable[[Decimal], None]:
-        """Reserve the most that a call may cost; call what it returns once, with what the call did cost.
-
-        Raises CloudError when that is above the cap, or the cap cannot be known.
-        """
-        ...
+SpendLimit: TypeAlias = Callable[[Decimal], Awaitable[Callable[[Decimal], None]]]
+"""Reserves the most that a call may cost, under a cap that this process shares with others, and returns what to call
+once with what it did cost. Raises CloudError where that is above the cap, or the cap cannot be known.
+"""
 
 
 class NotAnAnswer(ValueError):
@@ -404,7 +399,6 @@ class ModelReport(_Part):
 
     @cached_property
     def serving(self) -> bool:
-        """Whether it takes requests."""
         return self.state in SERVING or self.state == UNLOADED
 
     @cached_property

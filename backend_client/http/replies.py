@@ -201,12 +201,10 @@ class ReplyReader:
         return self.ended
 
     def take_events(self) -> list[StreamEvent]:
-        """The events that were not taken yet."""
         taken, self.events = self.events, []
         return taken
 
     def take_content(self) -> list[bytes]:
-        """The bytes that were not taken yet, if there are any."""
         taken, self.content = self.content, b""
         return [taken] if taken else []
 
@@ -226,7 +224,6 @@ class ReplyReader:
         within = response if isinstance(response, dict) else message if data.get("type") == "message_start" else data
         self._check(None, data, within)
         self._note_costs(within)
-        self.said = {**self.said, **{name: data[name] for name in ("npu_busy_delta_us", "joules") if name in data}}
         begins, self.ended = self._form.begins(found), self._form.ends(found)
         self.begun |= begins or self.ended
         self.count.complete = self.ended

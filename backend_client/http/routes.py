@@ -43,7 +43,6 @@ class Route:
     on_device: bool = True
 
     def kind_of(self, body: Mapping[str, Any]) -> ModelKind:
-        """The kind of model for a request."""
         return self.kind or writing_kind(body)
 
     def form_of(self, request: Request) -> WholeForm | None:

@@ -7,7 +7,7 @@ import io
 import ssl
 from collections.abc import AsyncGenerator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp.tracing import Trace
@@ -26,33 +26,7 @@ if TYPE_CHECKING:
 REQUEST_ID = "X-Request-ID"
 
 
-class Transport(Protocol):
-    """How requests are carried to nodes.
-
-    Every method raises NodeError when the attempt failed. Time limits are the caller's: it cancels.
-    """
-
-    async def request(
-        self, node: str, method: str, path: str, body: bytes | None, headers: dict[str, str], *, probe: bool = False
-    ) -> Reply:
-        """Send a request; returns the reply, whatever its status. A `probe` never waits for requests."""
-        ...
-
-    def parts(
-        self, node: str, path: str, body: bytes, headers: dict[str, str], *, lively: bool
-    ) -> AsyncGenerator[Reply | bytes, None]:
-        """Send a request; yields the whole reply, or the head of a stream and its bytes as they come.
-
-        A `lively` stream must not fall silent: nodes send a comment now and then.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Release all connections."""
-        ...
-
-
-async def fetch_health(transport: Transport, node: str) -> HealthReport:
+async def fetch_health(transport: HttpTransport, node: str) -> HealthReport:
     """GET /health; 503 is an answer too, of a node that does not serve now. Raises NodeError."""
     reply = await transport.request(node, "GET", "/health", None, {REQUEST_ID: new_request_id()}, probe=True)
     gateway = False
@@ -189,7 +163,7 @@ _SMALL = 1024 * 1024
 
 
 class HttpTransport:
-    """The transport over HTTP. Make it inside a running event loop."""
+    """Make it inside a running event loop. Time limits are the caller's: it cancels. Raises NodeError."""
 
     def __init__(self, identity: Identity, options: ClientOptions) -> None:
         self._identity = identity
@@ -223,6 +197,7 @@ class HttpTransport:
     async def request(
         self, node: str, method: str, path: str, body: bytes | None, headers: dict[str, str], *, probe: bool = False
     ) -> Reply:
+        """Send a request; returns the reply, whatever its status. A `probe` never waits for requests."""
         session, limit = (self._probes, _SMALL) if probe else (self._session, self._max_reply)
         try:
             async with session.request(
@@ -239,6 +214,10 @@ class HttpTransport:
     async def parts(
         self, node: str, path: str, body: bytes, headers: dict[str, str], *, lively: bool
     ) -> AsyncGenerator[Reply | bytes, None]:
+        """Send a request; yields the whole reply, or the head of a stream and its bytes as they come.
+
+        A `lively` stream must not fall silent: nodes send a comment now and then.
+        """
         timeout = self._stream_timeout if lively else self._timeout
         try:
             async with self._session.post(node + path, **self._sent(node, body, headers), timeout=timeout) as response:

@@ -72,16 +72,13 @@ class FleetBackend:
         await self.calls.close()
 
     def concurrency(self) -> int:
-        """A few batches for every node."""
         return max(1, len(self.runtime.pool.nodes)) * self._options.batch.per_node
 
     async def models(self) -> list[ModelReport]:
-        """The models of all nodes that can be reached."""
         await self.runtime.wait_probed()
         return [model for node in self.runtime.pool.nodes.values() for model in node.models.values()]
 
     async def embed(self, request: Request) -> EmbedBatch:
-        """The vectors of the texts of a request to /embeddings."""
         call, lease, (head, _, vectors) = await self._serve(request)
         return EmbedBatch(
             vectors=vectors,
@@ -110,8 +107,7 @@ class FleetBackend:
         call = self._begin(request, limit, accept, by_token=form is not None)
 
         async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[Reply, Any, Any]:
-            content = call.content if call.content is not None else await _encode(call, form)
-            headers["Content-Type"] = call.content_type
+            content = await _encode(call, form, headers)
             if form is None:
                 reply = await transport.request(lease.node.url, "POST", request.path, content, headers)
                 return self._read_whole(lease, reply)
@@ -154,8 +150,7 @@ class FleetBackend:
 
         async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[ReplyReader, Parts]:
             reader = ReplyReader(request, form, partial(_check, lease), as_bytes=False)
-            content = call.content or await _encode(call, form)
-            headers["Content-Type"] = call.content_type
+            content = await _encode(call, form, headers)
             return reader, await self._open(call, lease, reader, headers, content)
 
         (reader, parts), lease = await self.dispatcher.run(call, attempt, settle=False)
@@ -177,8 +172,7 @@ class FleetBackend:
 
         async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[ReplyReader, Parts]:
             reader = ReplyReader(request, ROUTES[request.path].form, partial(_check, lease), as_bytes=True)
-            content = call.content or await _encode(call, None)
-            headers["Content-Type"] = call.content_type
+            content = await _encode(call, None, headers)
             parts = await self._open(call, lease, reader, headers, content)
             if held:
                 await self._read_to_end(lease, reader, parts)
@@ -436,20 +430,21 @@ def _origin(call: Call, lease: Lease, head: Mapping[str, str], said: Mapping[str
     }
 
 
-async def _encode(call: Call, form: WholeForm | None) -> bytes:
-    """Encode the request, now that its model is known, for all attempts."""
-    file = call.request.file
-    if file is not None and len(file[1]) > _LARGE_FILE:
+async def _encode(call: Call, form: WholeForm | None, headers: dict[str, str]) -> bytes:
+    """The request for all attempts, now that its model is known; its type is put into the headers."""
+    content, file = call.content, call.request.file
+    if content is None:
+        encode = partial(_encoded, call.request, form)
         # Copying a long recording takes longer than the event loop may be held up.
-        encoded = await in_daemon_thread(lambda: _encoded(call.request, form), "encode a recording")
-    else:
-        encoded = _encoded(call.request, form)
-    call.content, call.content_type = encoded
-    return encoded[0]
+        large = file is not None and len(file[1]) > _LARGE_FILE
+        found = await in_daemon_thread(encode, "encode a recording") if large else encode()
+        call.content, call.content_type = found
+        content = found[0]
+    headers["Content-Type"] = call.content_type
+    return content
 
 
 def _encoded(request: Request, form: WholeForm | None) -> tuple[bytes, str]:
-    """The bytes of a request and their type."""
     if request.content is not None:
         return asking_for_usage(request.path, request.body, request.content), request.content_type
     body = form.request(request.body) if form else dict(request.body)

@@ -1,4 +1,4 @@
-"""The NPUs first, then the cloud. Here, and nowhere else, NPUUnavailableError is caught."""
+"""The NPUs first, then the cloud: what no node can serve goes there, where the settings and the call allow it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ class FallbackBackend:
         return self._counted(*found)
 
     async def send(self, request: Request) -> RawReply:
-        """A request on a node; a chat or a prompt else in the cloud."""
         found = await self._first(request, self._fleet.send, lambda cloud, wanted: cloud.send(wanted))
         return self._counted(*found)
 

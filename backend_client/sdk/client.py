@@ -64,7 +64,6 @@ class BlockingFleetTransport(httpx.BaseTransport):
         return httpx.Response(reply.status, headers=reply.headers, stream=stream)
 
     def close(self) -> None:
-        """Close the client and end its thread."""
         self._thread.close()
 
 
@@ -110,14 +109,12 @@ class _BlockingStream(httpx.SyncByteStream):
 
 
 def openai_over(client: BaseClient) -> AsyncOpenAI:
-    """The asynchronous SDK over a client."""
     http = httpx.AsyncClient(transport=FleetTransport(client), base_url=BASE_URL)
     seconds = client.core.options.timeouts.generate
     return AsyncOpenAI(api_key="unused", base_url=BASE_URL, http_client=http, max_retries=0, timeout=seconds)
 
 
 def blocking_openai_over(client: BaseClient) -> OpenAI:
-    """The blocking SDK over a client."""
     http = httpx.Client(transport=BlockingFleetTransport(client), base_url=BASE_URL)
     seconds = client.core.options.timeouts.generate
     return OpenAI(api_key="unused", base_url=BASE_URL, http_client=http, max_retries=0, timeout=seconds)

@@ -44,8 +44,6 @@ class HttpReply:
 
 
 class OpenAIRoutes:
-    """Answers requests of OpenAI's API with a client."""
-
     def __init__(self, client: BaseClient) -> None:
         self._core = client.core
 
@@ -271,10 +269,10 @@ def refusal(error: NPUError) -> HttpReply:
         if error.request_id:
             headers["x-request-id"] = error.request_id
         return HttpReply(own.status, headers, own.body)
-    status, code, message, param, retry_after = problem_of(error)
-    reply = error_reply(status, code, message, param)
-    if retry_after is not None:
-        reply.headers["retry-after-ms"] = str(int(retry_after * 1000))
+    problem = problem_of(error)
+    reply = error_reply(problem.status, problem.code, problem.message, problem.param)
+    if problem.retry_after is not None:
+        reply.headers["retry-after-ms"] = str(int(problem.retry_after * 1000))
     return reply
 
 

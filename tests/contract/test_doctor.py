@@ -56,6 +56,17 @@ def test_what_keeps_the_configured_node_from_serving_is_an_error(tmp_path):
     assert found["port"] == ("error", f"127.0.0.1, port {port} cannot be bound: Address already in use")
 
 
+def test_a_model_that_a_newer_openvino_wrote_is_an_error(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "openvino_model.xml").write_text('<rt_info><Runtime_version value="2099.1.0-1-abc" /></rt_info>')
+    config = tmp_path / "node.toml"
+    config.write_text(f'port = 0\nmodel_store = "{tmp_path}"\n[[models]]\nname = "m"\npath = "{model}"')
+    severity, found = doctor("--config", str(config))[1]["model-files"]
+    assert severity == "error"
+    assert found.startswith(f"{model / 'openvino_model.xml'} was written by OpenVINO 2099.1.0, and this node runs 20")
+
+
 def test_the_memory_of_a_window_and_the_longest_prompt_are_told(tmp_path, quick_models):
     config = tmp_path / "node.toml"
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import json
 import re
 import threading
 
 import pytest
 
 from tests.real.inference import ask, stream
-from tests.support.nodes import start_node
+from tests.support.nodes import run_node_command, start_node
 from worker_node.devices.energy import REGISTERS
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -187,3 +188,31 @@ async def test_a_node_without_a_counter_says_why(npu_node, http):
     assert (body["joules"], body["joules_reason"]) == (None, "the NPU is emulated")
     _, health = npu_node.health()
     assert (health["npu"]["energy_uj"], health["npu"]["reasons"]["energy_uj"]) == (None, "the NPU is emulated")
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(("model", "what"), [("all-minilm-l6-v2", "texts"), ("smollm2-135m-instruct", "tokens")])
+def test_a_certification_has_the_work_of_a_joule_and_what_supplied_the_machine(tmp_path, sysfs, model, what):
+    adapter = sysfs.root / "power_supply" / "dock"
+    adapter.mkdir(parents=True, exist_ok=True)
+    for name, value in {"type": "USB", "online": 1, "voltage_max": 20_000_000, "current_max": 5_000_000}.items():
+        (adapter / name).write_text(f"{value}\n")
+    (tmp_path / "freq").mkdir()
+    (tmp_path / "freq" / "hw_max_freq").write_text("1950\n")
+    (tmp_path / "npu_busy_time_us").write_text("0\n")
+    config = tmp_path / "node.toml"
+    config.write_text(
+        f'npu_emulation = true\nenergy_sysfs = "{sysfs.root}"\nnpu_sysfs = "{tmp_path}"\n'
+        f'passports = "{tmp_path}/passports"\n{MODELS}'
+    )
+    with sysfs.working():
+        done = run_node_command(["certify", model, "--config", config, "--check", "energy", "--out", tmp_path])
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / f"{model}.NPU-emulated.report.json").read_text())
+    [check] = [check for check in report["checks"] if check["name"] == "energy"]
+    assert check["status"] == "passed"
+    assert check["values"][what] == 64
+    work = report["efficiency"][f"{what}_per_joule"]
+    assert work == pytest.approx(64 / check["values"]["joules"], rel=1e-3)
+    power = report["power"]
+    assert (power["source"], power["adapter_watts"], power["npu_mhz"]["max"]) == ("AC", 100.0, 1950)

@@ -1,10 +1,11 @@
 """Run in Windows' Python: load a model as a node's engine on the NPU would, for a processor that is not here.
 
-It takes `model`, `store`, `options` (of `[[models]]`), `platform` and `out` as one JSON text, and prints one line of
-JSON. The engine's own `load` compiles; OpenVINO keeps each binary in `out` and fails afterwards, since no device is
-there to run on.
+It takes `model`, `store`, `options` (of `[[models]]`), `platforms`, `out` and `exported` (as `npu-node compile` does)
+as one JSON text, and prints a line of JSON for each platform. The engine's own `load` compiles; OpenVINO keeps each
+binary in a directory of `out` and fails afterwards, since no device is there to run on.
 """
 
+import gc
 import json
 import sys
 import time
@@ -25,15 +26,15 @@ NO_DEVICE = ("No available devices. Failed to create infer request!", "Level zer
 
 
 def main(job):
-    settings = NodeSettings(model_store=Path(job["store"]), compile_cache=Path(job["out"]))
-    target = {"NPU_PLATFORM": job["platform"], "NPU_COMPILER_TYPE": "PLUGIN"}
-    place = PlacementSettings(device=Device.NPU, load="lazy", plugin_config=target)
-    wanted = ModelSettings.model_validate({"name": job["model"], "allow_known_bad": True, **job["options"]})
-    wanted = wanted.model_copy(update={"placements": (place,)})
-    found = Probe((DeviceInfo("NPU", {"DEVICE_ARCHITECTURE": job["platform"]}),), ov.get_version())
-    with npu_source(Path(job["out"]), emulated=False) as npu:
-        installed = installed_model(wanted, ModelStore(settings.model_store), settings)
-        spec = build_model(installed, wanted, Machine(settings, found, npu)).placements[0].engine.spec
+    for platform in job["platforms"]:
+        print(json.dumps({"platform": platform, **compile_for(platform, job)}), flush=True)
+        gc.collect()
+
+
+def compile_for(platform, job):
+    out = Path(job["out"]) / platform
+    out.mkdir()
+    spec = spec_of(platform, out, job)
     runner = make_runner(spec)
     began = time.process_time()
     try:
@@ -41,13 +42,23 @@ def main(job):
         problem = "it was loaded, though no device is there"
     except Exception as error:  # noqa: BLE001  (whatever the compiler raises is the result)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        problem = None if lines and lines[-1] in NO_DEVICE else " | ".join(lines)[-800:]
-    print(json.dumps({"cpu_s": round(time.process_time() - began, 1), "problem": problem, "spec": asdict_of(spec)}))
+        problem = None if lines and lines[-1] in NO_DEVICE else " ".join(lines[-3:])
+    lengths = {name: spec.options.get(name) for name in ("max_prompt_len", "prefill_hint", "prefill_chunk_size")}
+    return {"cpu_s": round(time.process_time() - began, 1), "problem": problem, "engine": lengths}
 
 
-def asdict_of(spec):
-    """What of the specification is compiled in."""
-    return {"model": spec.model_id, "runner": spec.runner, "options": {k: str(v) for k, v in spec.options.items()}}
+def spec_of(platform, out, job):
+    """What the node gives the engine of this model on its NPU."""
+    settings = NodeSettings(model_store=Path(job["store"]), compile_cache=out)
+    target = {"NPU_PLATFORM": platform, "NPU_COMPILER_TYPE": "PLUGIN"}
+    place = PlacementSettings(device=Device.NPU, load="lazy", plugin_config=target)
+    wanted = ModelSettings.model_validate({"name": job["model"], "allow_known_bad": True, **job["options"]})
+    wanted = wanted.model_copy(update={"placements": (place,)})
+    found = Probe((DeviceInfo("NPU", {"DEVICE_ARCHITECTURE": platform}),), ov.get_version())
+    with npu_source(out, emulated=False) as npu:
+        installed = installed_model(wanted, ModelStore(settings.model_store), settings)
+        machine = Machine(settings, found, npu, out if job["exported"] else None)
+        return build_model(installed, wanted, machine).placements[0].engine.spec
 
 
 if __name__ == "__main__":

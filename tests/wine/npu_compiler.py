@@ -7,49 +7,67 @@ docs/npu-compiled.md. tests/wine/test_npu_compiler.py compares against the forme
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import shutil
+import resource
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tests.conftest import USERS_STORE
 from tests.real.colour_vision import kept_colours
 from tests.support.cross_encoders import write_minilm
-from tests.support.foreign import kept
-from tests.wine.npu_binary import Part, parts_of
+from tests.support.foreign import kept, output_of
+from tests.support.whisper import install_whisper
+from tests.wine.npu_binary import Decoder, Part, Times, parts_of, runs
 from tests.wine.windows import ROOT, Windows, windows, windows_path
-from worker_node.models.directory import MANIFEST_FILE
+from worker_node.certify.predictions import Prediction
+from worker_node.models.catalog import Catalog
+from worker_node.models.directory import MANIFEST_FILE, peek_config
 from worker_node.models.store import ModelStore
 
 KNOWN = ROOT / "docs" / "lab" / "npu-compiled.json"
 PAGE = ROOT / "docs" / "npu-compiled.md"
+PREDICTIONS = ROOT / "worker_node" / "certify" / "predictions.json"
 PLATFORMS = {"3720": "Meteor, Arrow Lake", "4000": "Lunar Lake", "5010": "Panther Lake", "5020": "Wildcat Lake"}
 SMALL = ("3720", "4000", "5010")
 SLOWER, LARGER = 1.25, 2.0
+# CPU time that a compile gets of which it is known that it does not end.
+UNFINISHED_S = 60
+# On a machine that is shared a compile may take many times its CPU time.
+HUNG_S = 3600
+# What a process that ended printed last.
+DRAIN_S = 5
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A model with options of `[[models]]`, compiled for each of `platforms`; a `small` one in CI, too.
+    """A model with options of `[[models]]`, compiled for each of `platforms`.
 
-    `layers` are those of a model that generates. After `limit_s` a compile has not finished.
+    A `small` one is compiled in CI, too. A compile has not finished after `limit_s` seconds of CPU time. `exported`: as
+    `npu-node compile` does it.
     """
 
     name: str
     model: str
     options: dict[str, Any] = {}
-    layers: int = 0
     small: bool = False
-    limit_s: float = 900.0
+    exported: bool = False
+    limit_s: int = 600
     platforms: tuple[str, ...] = tuple(PLATFORMS)
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of one compile. `ms` and `tokens_per_s` are the compiler's predictions at the lowest and the highest
-    frequency: of all parts run once, and of a long answer where the parts are those of a decoder that repeats a layer.
+    """What came of one compile, with the compiler's predictions at the lowest and the highest frequency.
+
+    `ms` is the time of a run: of an encoder, of a prompt that fills its window, of half a minute of speech up to the
+    first token. `tokens_per_s` are those that a decoder generates at the end of its window.
     """
 
     problem: str | None = None
@@ -57,48 +75,87 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     mb: float = 0.0
     device_mib: float = 0.0
     parts: int = 0
-    ms: tuple[float, float] = (0.0, 0.0)
-    tokens_per_s: tuple[float, float] | None = None
+    ms: Times = (0.0, 0.0)
+    tokens_per_s: Times | None = None
 
 
 EMBEDDER, GENERATOR, SPEECH = "all-minilm-l6-v2", "smollm2-135m-instruct", "whisper-tiny.en"
 RERANKER, VISION = "reranker", "colours"
+# What a conversion makes beside the default.
+FORMS = ("int4_sym", "int8_sym")
 ROWS = (
     *(Row(f"embeddings, {n} tokens", EMBEDDER, {"npu_buckets": [n]}, small=True) for n in (32, 256)),
     Row("rerank, 512 tokens", RERANKER, {"npu_buckets": [512]}, small=True),
-    Row("chat, prompts of 1,024", GENERATOR, {"max_prompt_len": 1024}, layers=30, small=True),
-    Row("speech", SPEECH),
-    Row("vision", VISION, {"max_prompt_len": 1024}),
+    Row("chat, prompts of 1024", GENERATOR, {"max_prompt_len": 1024}, small=True),
 )
 
 
-def compile_row(installation: Windows, row: Row, platform: str, store: Path) -> Result:
-    """Compile a row under Wine as the node's engine does."""
+def compile_row(installation: Windows, row: Row, platforms: Sequence[str]) -> dict[str, Result]:
+    """Compile a row under Wine as the node's engine does, for one platform after another in one process."""
+    store = store_with(row.model)
     installation.drive.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=installation.drive) as out:
+    with tempfile.TemporaryDirectory(dir=installation.drive) as room:
         job = {
             "model": row.model,
             "store": windows_path(store),
             "options": row.options | _path_of(store / row.model),
-            "platform": platform,
-            "out": f"C:\\{Path(out).name}",
+            "platforms": platforms,
+            "out": f"C:\\{Path(room).name}",
+            "exported": row.exported,
         }
-        done = installation.run("-m", "tests.wine.compile_job", json.dumps(job), timeout=row.limit_s)
-        lines = [line for line in done.stdout.splitlines() if line.startswith('{"cpu_s"')]
-        if not lines:
-            return Result(problem=f"the compiler ended with status {done.returncode}: {done.stdout[-300:].strip()}")
-        found = json.loads(lines[-1])
-        binaries = [path.read_bytes() for path in sorted(Path(out).rglob("*.blob"))]
-    if found["problem"] is not None or not binaries:
-        return Result(problem=found["problem"] or "no binary was written", cpu_s=found["cpu_s"])
-    parts = [part for binary in binaries for part in parts_of(binary)]
+        process = installation.start("-m", "tests.wine.compile_job", json.dumps(job))
+        limit = row.limit_s * len(platforms)
+        resource.prlimit(process.pid, resource.RLIMIT_CPU, (limit, limit))
+        output = _output_of(process)
+        lines = _lines(output)
+        found = {line["platform"]: _result(row, line, Path(room) / line["platform"], store) for line in lines}
+    if process.returncode in {-signal.SIGKILL, -signal.SIGXCPU}:
+        unfinished = Result(problem=f"not finished in {row.limit_s} s", cpu_s=row.limit_s)
+        return {platform: found.get(platform, unfinished) for platform in platforms}
+    if len(found) < len(platforms):
+        raise RuntimeError(f"the compiler ended with status {process.returncode}: {output[-2000:].strip()}")
+    return found
+
+
+def _output_of(process: subprocess.Popen[str]) -> str:
+    """What a process printed until it ended: Wine's services hold its pipe as long as anything uses the same Wine."""
+    printed: list[str] = []
+    reader = threading.Thread(target=lambda: printed.extend(process.stdout or ()), daemon=True)
+    reader.start()
+    process.wait(timeout=HUNG_S)
+    reader.join(timeout=DRAIN_S)
+    return "".join(printed)
+
+
+def _lines(output: str) -> list[dict[str, Any]]:
+    """What the job printed of each platform; a refusal in the words of the compiler's own log."""
+    lines, logged = [], []
+    for text in output.splitlines():
+        if "[vpux-compiler] " in text:
+            logged.append(text.partition("[vpux-compiler] ")[2])
+        if not text.startswith('{"platform"'):
+            continue
+        line = json.loads(text)
+        if line["problem"] is not None and logged:
+            line["problem"] = logged[0]
+        lines.append(line)
+        logged = []
+    return lines
+
+
+def _result(row: Row, line: Mapping[str, Any], out: Path, store: Path) -> Result:
+    binaries = [path.read_bytes() for path in sorted(out.rglob("*.blob"))]
+    if line["problem"] is not None or not binaries:
+        return Result(problem=line["problem"] or "no binary was written", cpu_s=line["cpu_s"])
+    parts = runs([part for binary in binaries for part in parts_of(binary)])
+    ms, tokens_per_s = _predicted(parts, line["engine"], store / row.model)
     return Result(
-        cpu_s=found["cpu_s"],
+        cpu_s=line["cpu_s"],
         mb=round(sum(map(len, binaries)) / 1e6, 1),
         device_mib=round(sum(part.device_bytes for part in parts) / 2**20, 1),
         parts=len(parts),
-        ms=(round(sum(part.slow_ms for part in parts), 2), round(sum(part.fast_ms for part in parts), 2)),
-        tokens_per_s=_tokens_per_s(parts, row.layers),
+        ms=_rounded(ms),
+        tokens_per_s=tokens_per_s,
     )
 
 
@@ -107,50 +164,57 @@ def _path_of(directory: Path) -> dict[str, str]:
     return {} if (directory / MANIFEST_FILE).is_file() else {"path": windows_path(directory)}
 
 
-def _tokens_per_s(parts: list[Part], layers: int) -> tuple[float, float] | None:
-    """The rate of a decoder: its first part, the repeated layer, the last, and the matrix that chooses the token.
-
-    None for a model whose parts are not these three twice, for a token and for the prompt, and the matrix.
-    """
-    if len(parts) != 7 or layers < 3:
-        return None
-    first, repeated, last = parts[:3]
-    matrix = parts[-1]
-
-    def rate(ms: Iterable[float]) -> float:
-        once, many, end, choice = ms
-        return round(1e3 / (once + (layers - 1) * many + end + choice), 1)
-
-    decoder = (first, repeated, last, matrix)
-    return rate(part.slow_ms for part in decoder), rate(part.fast_ms for part in decoder)
+def _predicted(parts: list[Part], engine: Mapping[str, Any], directory: Path) -> tuple[Times, Times | None]:
+    config = peek_config(directory / "config.json")
+    layers = config.get("num_hidden_layers") or config.get("text_config", {}).get("num_hidden_layers", 0)
+    decoder = Decoder.of(parts, layers)
+    others = [part for part in parts if decoder is None or part not in decoder.parts()]
+    ms = sum(part.slow_ms for part in others), sum(part.fast_ms for part in others)
+    if decoder is None:
+        return ms, None
+    prompt = decoder.prompt(_chunks(engine))
+    slow, fast = decoder.token()
+    return (ms[0] + prompt[0], ms[1] + prompt[1]), _rounded((1e3 / slow, 1e3 / fast))
 
 
-def unfinished(row: Row) -> Result:
-    """The result of a compile that took too long."""
-    return Result(problem=f"not finished in {row.limit_s:.0f} s", cpu_s=row.limit_s)
+def _chunks(options: Mapping[str, Any]) -> int:
+    """In how many steps the engine computes a prompt that fills its window; OpenVINO's own chunks have 1,024 tokens."""
+    window = options.get("max_prompt_len") or 0
+    chunk = window if options.get("prefill_hint") == "STATIC" else options.get("prefill_chunk_size") or 1024
+    return max(1, -(-window // max(1, chunk)))
 
 
-def result_of(installation: Windows, row: Row, platform: str, store: Path) -> Result:
-    """What came of one row on one platform, a compile that does not end included."""
-    try:
-        return compile_row(installation, row, platform, store)
-    except TimeoutError:
-        return unfinished(row)
+def _rounded(times: Times) -> Times:
+    return round(times[0], 2), round(times[1], 2)
 
 
 def model_store() -> Path:
-    """A store with the embedded models, Whisper where it is installed, a reranker and a model that takes images."""
-    embedded = ModelStore()
+    """The user's store, which has the embedded models."""
+    return ModelStore(Path(USERS_STORE)).root
+
+
+def store_with(model: str) -> Path:
+    """The store that has it: the user's for the embedded ones, else one that is made once."""
+    embedded = ModelStore(model_store())
+    if model in {EMBEDDER, GENERATOR}:
+        return embedded.root
+    if model == VISION:
+        return kept_colours(embedded).parent
 
     def make(directory: Path) -> None:
-        for name in (EMBEDDER, GENERATOR):
-            shutil.copytree(embedded.get(name).path, directory / name)
-        if (embedded.root / SPEECH).is_dir():
-            shutil.copytree(embedded.root / SPEECH, directory / SPEECH)
-        write_minilm(directory / RERANKER, embedded.get(EMBEDDER).path)
-        shutil.copytree(kept_colours(embedded), directory / VISION)
+        if model == SPEECH:
+            install_whisper(ModelStore(directory))
+        elif model == RERANKER:
+            write_minilm(directory / RERANKER, embedded.get(EMBEDDER).path)
+        else:
+            form = model.removeprefix(f"{GENERATOR}-")
+            pull = ("pull", GENERATOR, "--quantization", form, "--name", model, "--model-store", directory)
+            output_of(sys.executable, "-m", "worker_node", *pull, NPU_NODE_URL="none")
 
-    return kept("npu-compiler-models", make, "1")
+    support = [ROOT / "tests" / "support" / name for name in ("whisper.py", "cross_encoders.py")]
+    sources = [*support, *sorted((ROOT / "worker_node" / "models" / "convert").glob("*.py"))]
+    recipe = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    return kept(f"compiled-{model}", make, recipe)
 
 
 def differences(row: str, known: Result | None, found: Result) -> list[str]:
@@ -160,8 +224,9 @@ def differences(row: str, known: Result | None, found: Result) -> list[str]:
     if found.problem != known.problem:
         return [f"{row}: {found.problem or 'it compiles now; write the table anew'}"]
     worse = []
-    if found.ms[1] > known.ms[1] * SLOWER:
-        worse.append(f"{row}: a run is predicted to take {found.ms[1]} ms, it was {known.ms[1]} ms")
+    slower = [(new, old) for new, old in zip(found.ms, known.ms, strict=True) if new > old * SLOWER]
+    if slower:
+        worse.append(f"{row}: a run is predicted to take {slower[-1][0]} ms, it was {slower[-1][1]} ms")
     if found.tokens_per_s and known.tokens_per_s and found.tokens_per_s[1] * SLOWER < known.tokens_per_s[1]:
         worse.append(f"{row}: {found.tokens_per_s[1]} tokens/s are predicted, it was {known.tokens_per_s[1]}")
     if found.mb > known.mb * LARGER:
@@ -172,6 +237,15 @@ def differences(row: str, known: Result | None, found: Result) -> list[str]:
 def read_known() -> dict[str, dict[str, Result]]:
     """The committed results by row and platform."""
     return msgspec.json.decode(KNOWN.read_bytes(), type=dict[str, dict[str, Result]])
+
+
+def write_known(results: Mapping[str, Mapping[str, Result]]) -> None:
+    ordered = {
+        row.name: {name: results[row.name][name] for name in row.platforms if name in results[row.name]}
+        for row in ROWS
+        if row.name in results
+    }
+    KNOWN.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
 
 
 def table(results: Mapping[str, Mapping[str, Result]]) -> str:
@@ -193,27 +267,42 @@ def table(results: Mapping[str, Mapping[str, Result]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def packaged(results: Mapping[str, Mapping[str, Result]]) -> bytes:
+    """What certify compares with: the catalog's models with the node's own options but for lengths, one a line."""
+    found = []
+    for row in ROWS:
+        entry, lengths = Catalog.load().find(row.model), {"npu_buckets", "max_prompt_len"}
+        if entry is None or row.exported or not row.options or not row.options.keys() <= lengths:
+            continue
+        (length,) = row.options.values()
+        tokens = length if isinstance(length, int) else length[0]
+        found += [
+            Prediction(entry.id, entry.quantization, platform, tokens, result.ms, result.tokens_per_s)
+            for platform, result in results.get(row.name, {}).items()
+            if result.problem is None
+        ]
+    return b"[\n" + b",\n".join(map(msgspec.json.encode, found)) + b"\n]\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--row", action="append", help="only rows with this in their name; the others stay as they are")
     parser.add_argument("--platform", action="append", choices=tuple(PLATFORMS), help="only this one; may be repeated")
     args = parser.parse_args()
     results = read_known() if KNOWN.is_file() else {}
-    store, installation = model_store(), windows()
+    installation = windows()
     for row in ROWS:
-        if args.row and not any(part in row.name for part in args.row):
+        platforms = [each for each in row.platforms if not args.platform or each in args.platform]
+        if not platforms or (args.row and not any(part in row.name for part in args.row)):
             continue
-        for platform in row.platforms:
-            if args.platform and platform not in args.platform:
-                continue
-            found = result_of(installation, row, platform, store)
+        for platform, found in compile_row(installation, row, platforms).items():
             results.setdefault(row.name, {})[platform] = found
             print(row.name, platform, found, file=sys.stderr, flush=True)
-            ordered = {each.name: results[each.name] for each in ROWS if each.name in results}
-            KNOWN.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
+        write_known(results)
     text, start, rest = PAGE.read_text().partition("<!-- table -->\n")
     _, end, after = rest.partition("<!-- end of table -->\n")
-    PAGE.write_text(text + start + table(ordered) + end + after)
+    PAGE.write_text(text + start + table(read_known()) + end + after)
+    PREDICTIONS.write_bytes(packaged(read_known()))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from worker_node import __version__
 from worker_node.certify.checks import CHECKS, Certification, Plan
 from worker_node.certify.nodes import CallFailed, RunningNode
+from worker_node.certify.predictions import predictions_for
 from worker_node.certify.reference import Reference, read_reference, shipped_reference
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
@@ -80,7 +81,8 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
                 seconds = node.model()["compile"]["seconds"]
                 detail = f"loaded and compiled in {seconds} s{under_faults}"[:1000]
                 checks.append(load.model_copy(update={"detail": detail, "values": {"seconds": seconds}}))
-                certification = Certification(node, reference, run.plan, say)
+                predictions = predictions_for(identity.model, installed.quantization, identity.architecture)
+                certification = Certification(node, reference, run.plan, say, predictions)
                 certification.run()
             checks += certification.checks
             limit, rates = certification.limit, Rates(**certification.rates)

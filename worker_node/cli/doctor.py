@@ -89,7 +89,7 @@ def _node(args: argparse.Namespace, found: Probe) -> tuple[list[Finding], Path]:
         findings.append(warning("api-keys", refused.problems[0].message, fix))
     try:
         store = node_store(args)
-        problems = {model.name: _problem(model, store) for model in settings.models}
+        problems = {model.name: _problem(model, store, found.openvino or "") for model in settings.models}
         findings += check_models(store.root, problems)
         findings += _memory([model for model in settings.models if problems[model.name] is None], settings, found)
     except ConfigurationError as problem:
@@ -118,13 +118,17 @@ def _bounded(settings: BoundedSettings) -> tuple[list[Finding], Path]:
     return [finding], settings.cache.expanduser()
 
 
-def _problem(wanted: ModelSettings, store: ModelStore) -> tuple[str, str] | None:
+def _problem(wanted: ModelSettings, store: ModelStore, openvino: str) -> tuple[str, str] | None:
     """What keeps a model from being served, and the fix; an encoder's directory is prepared by the node, not here."""
+    from worker_node.models.directory import runtime_problem
+
     try:
-        if wanted.path is None:
-            store.get(wanted.name)
-        elif not wanted.path.expanduser().is_dir():
+        path = store.get(wanted.name).path if wanted.path is None else wanted.path.expanduser()
+        if not path.is_dir():
             return f"{wanted.name}: {wanted.path} is not a directory", "correct path in [[models]]"
+        newer = None if wanted.allow_known_bad else runtime_problem(path, openvino)
+        if newer is not None:
+            return newer, "update the node, or export the model again with that version"
     except ModelNotFound:
         fix = f"npu-node pull {wanted.name} --model-store {shlex.quote(str(store.root))}"
         return f"{wanted.name} is not installed in {store.root}", fix

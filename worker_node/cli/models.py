@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from worker_node.cli.output import megabytes, print_json, printable, serving_placement, table
 from worker_node.cli.serve import node_options, node_store
 from worker_node.core.errors import ConfigurationError, ModelNotFound
-from worker_node.models.catalog import Catalog, CatalogEntry, devices_for
+from worker_node.models.catalog import Catalog, CatalogEntry
+from worker_node.models.npu_rules import devices_for
 
 if TYPE_CHECKING:
     from worker_node.cli.node_client import NodeClient

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -15,7 +15,8 @@ from worker_node.models.directory import MODEL_FILE, InstalledModel, noted_compr
 
 _GROUPS = frozenset({"-1", "128"})
 _ALL = frozenset({"1", "1.0"})
-_GENERATING = frozenset({"generation", "vision"})
+# Kinds of models, and what the API says that they can do.
+_GENERATING = frozenset({"generation", "vision", "chat"})
 # Bytes that a parameter takes in a file, with its scales and with tables that are stored wider.
 _BYTES = {"int4": 0.55, "nf4": 0.55, "int8": 1.05, "f16": 2.0}
 # Models of 8.2 billion parameters run on NPUs.
@@ -94,6 +95,15 @@ def _too_large(mode: str, size: int) -> str | None:
                 "and the next placement serves then"
             )
     return None
+
+
+def devices_for(capabilities: Collection[str] | None, weights: str | None) -> list[str]:
+    """The devices that take a model of these weights; the voice detector of speech models always runs on the CPU."""
+    if capabilities and "voice-activity" in capabilities:
+        return ["CPU"]
+    generates = capabilities is None or not _GENERATING.isdisjoint(capabilities)
+    refused = generates and weights is not None and _weights_problem(weights, None, None) is not None
+    return ["CPU", "GPU", *([] if refused else ["NPU"])]
 
 
 def _slow_groups(mode: str, group: str | None) -> str | None:

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -45,6 +46,25 @@ def refusing(bad, code, status=400):
         return error_response(status, code) if bad & set(body["texts"]) else None
 
     return respond
+
+
+class MeasuringNode(ScriptedNode):
+    """Each request for vectors costs half a joule."""
+
+    def take(self, path, headers, content):
+        step, answer = super().take(path, headers, content)
+        return step, replace(answer, headers=answer.headers | {"X-NPU-Node-Joules": "0.5"})
+
+
+async def test_the_joules_of_a_request_are_divided_among_its_rows(source, tmp_path):
+    async with MeasuringNode().running() as node:
+        await run_job(request_for(source, tmp_path / "out"), settings_for(node))
+        # The first request, of one text, asked for the space.
+        batches = [len(body["texts"]) for body in node.bodies[1:]]
+    rows = rows_of(tmp_path / "out").values()
+    assert sorted({row["joules"] for row in rows}) == sorted({0.5 / size for size in batches})
+    success = json.loads((tmp_path / "out" / "_SUCCESS").read_text())
+    assert success["joules"] == pytest.approx(sum(row["joules"] for row in rows)) == 0.5 * len(batches)
 
 
 @pytest.mark.parametrize(

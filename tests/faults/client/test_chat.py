@@ -1,6 +1,7 @@
 """Chats over real sockets: tools, schemas, streams, failures in the middle, the cloud behind the nodes."""
 
 import pickle
+from functools import partial
 
 import pytest
 from pydantic import BaseModel
@@ -119,10 +120,20 @@ async def test_reasoning_is_apart_from_the_text_streamed_or_not(client, pair):
         assert (result.choices[0].reasoning, result.text) == ("Let me think.", "Bonn")
 
 
+async def test_what_an_answer_took_is_read_at_the_end_of_its_stream(client, pair):
+    taken = {"npu_busy_delta_us": 5, "joules": 0.25}
+    usage = {"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": 1}, **taken}
+    for node in pair:
+        node.respond = answering(partial(streamed, {"choices": [choice({"content": "Bonn"}, "stop")]}, usage))
+    stream = client.stream_chat(QUESTION)
+    assert [delta.text async for delta in stream] == ["Bonn"]
+    assert (stream.result.npu_busy_delta_us, stream.result.joules) == (5, 0.25)
+
+
 async def test_a_whole_answer_is_retried_although_a_part_of_it_had_come(client, pair):
-    pair[0].script(cut(2))
-    while len((reply := await client.chat(QUESTION)).attempts) == 1:
-        pass
+    first = (await client.chat(QUESTION)).node
+    next(node for node in pair if node.url == first).script(cut(2))
+    reply = await client.chat(QUESTION)
     assert reply.text == TEXT
     assert [attempt.outcome for attempt in reply.attempts] == ["ConnectionLost", "ok"]
 

@@ -13,7 +13,7 @@ from tests.faults.scripted_node import streamed as events
 
 QUESTION = [{"role": "user", "content": "Where?"}]
 # No trial within a test.
-LONG = ClientOptions(breaker=BreakerOptions(base=600.0, longest_model=600.0))
+LONG = ClientOptions(affinity=False, breaker=BreakerOptions(base=600.0, longest_model=600.0))
 OTHER = "tiny-other"
 
 

@@ -1,6 +1,7 @@
 """Each option of `failover` by itself, and for a client, a key of the gateway and a request."""
 
 import re
+import secrets
 
 import pytest
 from aiohttp import web
@@ -53,7 +54,8 @@ async def test_another_node_takes_over_from_a_slow_one(pair, how, option):
     # Long enough for the other node on a busy machine.
     async with client_of(pair, **{option: 2.0}) as client:
         while not pair[0].requests:
-            assert (await client.chat(MESSAGES, model=WRITER, timeout=60)).node == pair[1].url
+            reply = await client.chat(MESSAGES, model=WRITER, timeout=60, prompt_cache_key=secrets.token_hex(4))
+            assert reply.node == pair[1].url
 
 
 async def test_an_answer_that_nobody_else_could_give_is_waited_for(scripted):
@@ -148,6 +150,7 @@ async def test_a_recovered_stream_is_the_whole_one_of_another_node_and_says_so(p
     client = {"options": ClientOptions(failover=options)} if how == "client" else {}
     async with gateway(*pair, client=client, keys=tmp_path / "keys.db") as http:
         while not pair[0].requests:
+            headers["X-Session-Id"] = secrets.token_hex(4)
             reply = await http.post("/v1/chat/completions", json=STREAM, headers=headers)
             assert await reply.read() == b"".join(CHUNKS)
             assert reply.headers["Content-Type"] == "text/event-stream"

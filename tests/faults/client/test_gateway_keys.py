@@ -15,8 +15,9 @@ from backend_client.errors import ConfigurationError
 from backend_client.gateway import cli as gateway_cli
 from backend_client.gateway import keys as gateway_keys
 from backend_client.gateway import limits as gateway_limits
-from backend_client.gateway.keys import KeyStore, Refusal, Team
+from backend_client.gateway.keys import KeyStore, Team
 from backend_client.gateway.limits import Limits
+from backend_client.http.errors import Problem
 from backend_client.http.messages import Request
 from backend_client.http.replies import TokenCount, asking_for_usage, tokens_of_prompt
 from backend_client.lifetime import Deadline
@@ -118,14 +119,14 @@ async def test_the_keys_of_a_team_share_one_count_whatever_their_limits():
     low, high = Team("team", requests=2, tokens=10), Team("team", requests=5, tokens=100)
     await limits.admit(high)
     await limits.admit(low)
-    with pytest.raises(Refusal, match="may use 2 requests a minute"):
+    with pytest.raises(Problem, match="may use 2 requests a minute"):
         await limits.admit(low)
     await limits.used(low, 50)
-    with pytest.raises(Refusal, match="may use 10 tokens a minute"):
+    with pytest.raises(Problem, match="may use 10 tokens a minute"):
         await limits.admit(low)
     await limits.admit(high)
     await limits.used(low, 60)
-    with pytest.raises(Refusal, match="may use 100 tokens a minute"):
+    with pytest.raises(Problem, match="may use 100 tokens a minute"):
         await limits.admit(high)
 
 
@@ -146,7 +147,7 @@ async def test_no_request_waits_for_a_store_of_limits_that_hangs_but_the_one_tha
     assert (len(asked), len(failures)) == (1, 20)
     limits._windows, limits._next_try = windows, 0.0
     await limits.admit(team)
-    with pytest.raises(Refusal):
+    with pytest.raises(Problem):
         await limits.admit(team)
 
 

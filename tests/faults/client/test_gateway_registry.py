@@ -16,8 +16,9 @@ from backend_client.errors import ConfigurationError
 from backend_client.gateway import app as gateway_app
 from backend_client.gateway import keys as gateway_keys
 from backend_client.gateway.cli import main
-from backend_client.gateway.keys import EXPIRY_S, KeyFile, KeyStore, Refusal, Registry
+from backend_client.gateway.keys import EXPIRY_S, KeyFile, KeyStore, Registry
 from backend_client.http.addresses import parse_nodes
+from backend_client.http.errors import Problem
 from tests.faults.client.test_gateway import STREAM, gateway
 
 NETWORKS = [ipaddress.ip_network("10.0.0.0/24"), ipaddress.ip_network("fd00::/64")]
@@ -36,7 +37,7 @@ def registry(tmp_path, now):
 
 
 def status_of(registry, key, given):
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(Problem) as refused:
         registry.announce(key, given)
     return refused.value.status
 

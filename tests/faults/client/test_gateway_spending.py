@@ -57,7 +57,7 @@ async def test_two_gateways_never_spend_more_than_the_cap_together(shared):
     """Of 120 calls that may cost 0.03 each, sent at once by two gateways, 33 fit into a cap of 1."""
     gateways = [shared(), shared()]
     done = await asyncio.gather(
-        *(gateways[index % 2].limit(CAPPED).reserve(Decimal("0.03")) for index in range(120)), return_exceptions=True
+        *(gateways[index % 2].limit(CAPPED)(Decimal("0.03")) for index in range(120)), return_exceptions=True
     )
     settles = [each for each in done if callable(each)]
     assert len(settles) == 33
@@ -81,7 +81,7 @@ def test_what_is_held_is_what_the_calls_did_cost(tmp_path_factory, calls):
         held = 0
         for most, cost in calls:
             try:
-                settle = await spending.limit(CAPPED).reserve(Decimal(most) / 1_000_000)
+                settle = await spending.limit(CAPPED)(Decimal(most) / 1_000_000)
             except SpendCapReached:
                 assert held + most > 1_000_000
                 continue
@@ -99,13 +99,13 @@ def test_what_is_held_is_what_the_calls_did_cost(tmp_path_factory, calls):
 async def test_each_month_has_its_own_cap_and_gives_back_to_the_month_that_paid(shared):
     now = [NOVEMBER]
     spending = shared(lambda: now[0])
-    settle = await spending.limit(CAPPED).reserve(Decimal(1))
+    settle = await spending.limit(CAPPED)(Decimal(1))
     with pytest.raises(
         SpendCapReached, match="of capped's spend cap of 1 a month 0 is left; the next month begins on 2026-12-01"
     ):
-        await spending.limit(CAPPED).reserve(Decimal("0.000001"))
+        await spending.limit(CAPPED)(Decimal("0.000001"))
     now[0] = DECEMBER
-    await spending.limit(CAPPED).reserve(Decimal("0.5"))
+    await spending.limit(CAPPED)(Decimal("0.5"))
     settle(Decimal(0))
     await spending.close()
     assert await spent(shared(lambda: DECEMBER)) == Decimal("0.5")
@@ -116,7 +116,7 @@ async def test_a_caller_who_leaves_while_the_store_is_asked_reserves_nothing(sha
     """What one caller left may still be held while the next asks: each may cost a twelfth of the cap."""
     spending = shared()
     for turns in range(12):
-        task = asyncio.create_task(spending.limit(CAPPED).reserve(Decimal("0.08")))
+        task = asyncio.create_task(spending.limit(CAPPED)(Decimal("0.08")))
         for _ in range(turns):
             await asyncio.sleep(0)
         if task.cancel():
@@ -131,13 +131,13 @@ async def test_a_caller_who_leaves_while_the_store_is_asked_reserves_nothing(sha
 async def test_an_emptied_store_holds_nothing_and_not_less(redis_server):
     url, _ = redis_server
     spending = Spending(url, None, lambda: None, lambda: NOVEMBER, patience_s=60)
-    settle = await spending.limit(CAPPED).reserve(Decimal(1))
+    settle = await spending.limit(CAPPED)(Decimal(1))
     redis.Redis.from_url(url).flushall()
     settle(Decimal(0))
     await spending._settling
-    await spending.limit(CAPPED).reserve(Decimal(1))
+    await spending.limit(CAPPED)(Decimal(1))
     with pytest.raises(SpendCapReached):
-        await spending.limit(CAPPED).reserve(Decimal(1))
+        await spending.limit(CAPPED)(Decimal(1))
     await spending.close()
 
 
@@ -148,7 +148,7 @@ async def test_a_file_that_others_hold_refuses_all_who_wait_for_it_at_once(tmp_p
     with contextlib.closing(sqlite3.connect(tmp_path / "keys.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         async with asyncio.timeout(25):
-            calls = (spending.limit(CAPPED).reserve(Decimal("0.001")) for _ in range(200))
+            calls = (spending.limit(CAPPED)(Decimal("0.001")) for _ in range(200))
             refused = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(each) for each in refused} == {CloudUnavailable}
         other.execute("ROLLBACK")
@@ -163,11 +163,11 @@ async def test_a_frozen_store_refuses_the_cloud_and_charges_nothing_once_it_answ
     redis.Redis.from_url(url).flushall()
     failures = []
     spending = Spending(url, None, lambda: failures.append(1), lambda: NOVEMBER, patience_s=60)
-    settle = await spending.limit(CAPPED).reserve(Decimal("0.5"))
+    settle = await spending.limit(CAPPED)(Decimal("0.5"))
     process.send_signal(signal.SIGSTOP)
     try:
         frozen = Spending(url, None, lambda: failures.append(1), lambda: NOVEMBER)
-        calls = (frozen.limit(CAPPED).reserve(Decimal("0.1")) for _ in range(5))
+        calls = (frozen.limit(CAPPED)(Decimal("0.1")) for _ in range(5))
         refused = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(each) for each in refused} == {CloudUnavailable}
         assert all("the store of the spend caps fails" in each.message for each in refused)
@@ -201,7 +201,7 @@ async def test_a_reservation_that_arrives_after_it_was_given_back_is_not_made(re
 async def test_small_costs_sum_exactly(shared):
     spending = shared()
     for _ in range(20):
-        (await spending.limit(CAPPED).reserve(Decimal("0.0001")))(Decimal("0.0000001"))
+        (await spending.limit(CAPPED)(Decimal("0.0001")))(Decimal("0.0000001"))
     await spending._settling
     assert await spent(spending) == Decimal("0.000002")
 
@@ -209,10 +209,10 @@ async def test_small_costs_sum_exactly(shared):
 async def test_a_large_cap_is_counted_exactly(shared):
     spending, large = shared(), Team("capped", spend_cap=Decimal(999_999_999))
     for cost in ("900000000.000000001", "0.000000001"):
-        settle = await spending.limit(large).reserve(Decimal(cost))
+        settle = await spending.limit(large)(Decimal(cost))
         settle(Decimal(cost))
     with pytest.raises(SpendCapReached):
-        await spending.limit(large).reserve(Decimal("1e30"))
+        await spending.limit(large)(Decimal("1e30"))
     await spending._settling
     assert await spent(spending) == Decimal("900000000.000000002")
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.support.published import repository_of
 from worker_node.bounded.service import REFERENCE_MODEL
 from worker_node.core.types import ModelKind
-from worker_node.models.catalog import Catalog, HubReference, PackageSource, devices_for
+from worker_node.models.catalog import Catalog, HubReference, PackageSource
+from worker_node.models.npu_rules import devices_for
 from worker_node.models.pull import check
 from worker_node.models.store import ModelStore
 

@@ -11,7 +11,7 @@ from worker_node.core.types import ModelKind
 from worker_node.devices.npu import version_in
 from worker_node.models import npu_rules
 from worker_node.models.directory import MODEL_FILE, InstalledModel
-from worker_node.models.npu_rules import doubts_on_npu, known_prompt_limit, problem_on_npu
+from worker_node.models.npu_rules import devices_for, doubts_on_npu, known_prompt_limit, problem_on_npu
 
 
 @pytest.fixture
@@ -152,6 +152,22 @@ def test_encoders_may_have_any_weights_and_files_that_say_nothing_are_no_problem
     assert problem_on_npu(model(quantization="int8_asym", kind=ModelKind.EMBEDDING), "4000") is None
     silent = InstalledModel("m", ModelKind.GENERATION, tmp_path / "nothing", 8192, "int4_sym", "x")
     assert problem_on_npu(silent, "4000") is None
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "weights", "taken"),
+    [
+        (["generation"], "int4_sym", True),
+        (["generation"], "int8_sym", True),
+        (["generation"], "int8_asym", False),
+        (["chat", "vision"], "int4_asym", False),
+        (["embedding"], "int8_asym", True),
+        (["generation"], None, True),
+        (["voice-activity"], "f32", False),
+    ],
+)
+def test_the_column_of_the_catalog_follows_the_rules(capabilities, weights, taken):
+    assert ("NPU" in devices_for(capabilities, weights)) == taken
 
 
 CHANNEL_WISE = '<mode value="int4_sym" /><group_size value="-1" /><ratio value="1.0" />'

@@ -1,0 +1,59 @@
+"""What Intel's NPU compiler predicts for models of the catalog: an expectation to compare a measurement with.
+
+`python -m tests.wine.npu_compiler` writes predictions.json out of what it compiles (docs/npu-compiled.md). The
+compiler knows neither the host nor the driver, so admission, routing and verdicts never read a prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import msgspec
+
+Range = tuple[float, float]
+
+
+class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A catalog's model with weights of one form, compiled for `tokens` on one architecture.
+
+    `ms` is one run of an encoder, or a prompt that fills its window; at the lowest and the highest frequency, as
+    `tokens_per_s` at the end of the window.
+    """
+
+    model: str
+    weights: str
+    architecture: str
+    tokens: int
+    ms: Range
+    tokens_per_s: Range | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A prediction beside a measurement of the same: `words` end the detail of a check, `values` are its figures."""
+
+    words: str = ""
+    values: Range | None = None
+
+    @classmethod
+    def of(cls, predicted: Range | None, unit: str) -> Expectation:
+        if predicted is None:
+            return cls()
+        least, most = sorted(predicted)
+        return cls(f"; Intel's compiler predicts {least:g} to {most:g} {unit}", predicted)
+
+
+@cache
+def _all() -> Sequence[Prediction]:
+    content = resources.files(__package__).joinpath("predictions.json").read_bytes()
+    return msgspec.json.decode(content, type=list[Prediction])
+
+
+def predictions_for(model: str, weights: str, architecture: str) -> list[Prediction]:
+    """The predictions for one model on one architecture, by the length it is compiled for; none where unknown."""
+    wanted = (model, weights, architecture)
+    found = [each for each in _all() if (each.model, each.weights, each.architecture) == wanted]
+    return sorted(found, key=lambda each: each.tokens)
