@@ -352,15 +352,11 @@ async def _embed_or_split(start: int, texts: Sequence[str], embed: EmbedTexts) -
         except (AuthenticationFailed, ConfigurationError):
             raise
         except NPUError as error:
-            if _too_large(error) and last - first > 1:
+            if isinstance(error, PayloadTooLarge) and last - first > 1:
                 raise
             return BatchFailure(start + first, start + last, error)
 
-    return await in_halves(0, len(texts), part, _too_large)
-
-
-def _too_large(error: NPUError) -> bool:
-    return isinstance(error, PayloadTooLarge)
+    return await in_halves(0, len(texts), part, lambda error: isinstance(error, PayloadTooLarge))
 
 
 async def in_halves(

@@ -148,14 +148,12 @@ class _ObservedBackend:
         self._asked: Source = asked
 
     async def embed(self, request: Request) -> EmbedBatch:
-        """Embed, observed."""
         with self._observed(request) as seen:
             batch = await self.inner.embed(seen.traced(request))
             seen.answered(batch, batch.usage, "")
         return batch
 
     async def send(self, request: Request) -> RawReply:
-        """Send a request, observed."""
         with self._observed(request) as seen:
             reply = await self.inner.send(seen.traced(request))
             seen.answered(reply, reply.usage, finish_reason_in(reply.body if isinstance(reply.body, dict) else None))
@@ -166,7 +164,7 @@ class _ObservedBackend:
         with ExitStack() as observed:
             seen = observed.enter_context(self._observed(request, stream=True))
             events = await self.inner.open(seen.traced(request))
-            return _follow(events, seen, observed.pop_all())
+            return _observed_to_end(events, seen, observed.pop_all())
 
     async def forward(self, request: Request) -> Forwarded:
         """Send a request that came as bytes, observed to the end of its reply."""
@@ -176,10 +174,9 @@ class _ObservedBackend:
             if isinstance(found.content, bytes):
                 seen.answered(found.origin_now(), found.count.usage, "")
                 return found
-            return replace(found, content=_follow(found.content, seen, observed.pop_all(), found))
+            return replace(found, content=_observed_to_end(found.content, seen, observed.pop_all(), found))
 
     async def close(self) -> None:
-        """Close what is inside."""
         await self.inner.close()
 
     @contextmanager
@@ -243,7 +240,7 @@ def _observes(backend: Backend, metrics: Metrics) -> bool:
 
 
 @owning
-async def _follow(
+async def _observed_to_end(
     items: AsyncGenerator[Any, None], seen: _Observation, observed: ExitStack, found: Forwarded | None = None
 ) -> AsyncGenerator[Any, None]:
     """The items of a stream, of events or the bytes that were `found`, observed to the last one."""

@@ -122,13 +122,7 @@ class ProcessWorker:
         self.loop = LoopThread("fragments", self._close)
         self._worker: Worker | None = None
 
-    async def submit(self, request: BulkRequest, nodes: tuple[str, ...], job: BulkJob, fragment: Fragment) -> Receipt:
-        return await self._of(request, nodes).submit(job, fragment)
-
-    async def probe(self, request: BulkRequest, nodes: tuple[str, ...], job: BulkJob | None) -> Probe:
-        return await self._of(request, nodes).probe(job)
-
-    def _of(self, request: BulkRequest, nodes: tuple[str, ...]) -> Worker:
+    def of(self, request: BulkRequest, nodes: tuple[str, ...]) -> Worker:
         if self._worker is None:
             # The client's settings of this machine, keys among them; the driver's nodes where it names none.
             own = "NPU_CLIENT_NODES" in os.environ or CONFIG_VARIABLE in os.environ
@@ -144,8 +138,8 @@ PROCESS = ProcessWorker()
 
 
 def process_fragment(request: BulkRequest, nodes: tuple[str, ...], job: BulkJob, fragment: Fragment) -> Receipt:
-    return PROCESS.loop.run(PROCESS.submit(request, nodes, job, fragment))
+    return PROCESS.loop.run(PROCESS.of(request, nodes).submit(job, fragment))
 
 
 def probe_nodes(request: BulkRequest, nodes: tuple[str, ...], job: BulkJob | None) -> Probe:
-    return PROCESS.loop.run(PROCESS.probe(request, nodes, job))
+    return PROCESS.loop.run(PROCESS.of(request, nodes).probe(job))

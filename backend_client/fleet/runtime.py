@@ -133,7 +133,7 @@ class Runtime:
         if self._lists:
             self.pool.complete = False
             follower = Follower(self._lists, self.pool.nodes, add=self.add, remove=self.remove)
-            self._follower = supervise(lambda: self._follow(follower), "node discovery")
+            self._follower = supervise(lambda: self._discover(follower), "node discovery")
         return self.transport
 
     async def wait_probed(self) -> None:
@@ -170,7 +170,7 @@ class Runtime:
             self.pool.remove(url)
         self.pool.add(urls)
 
-    async def _follow(self, follower: Follower) -> None:
+    async def _discover(self, follower: Follower) -> None:
         try:
             while True:
                 await follower.look()

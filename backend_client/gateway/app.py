@@ -89,7 +89,7 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
         if keys is not None:
             tasks.append(asyncio.create_task(_keep_reading(keys)))
         if keys is not None and registry is not None and settings.allowed_networks:
-            tasks.append(asyncio.create_task(_follow(keys.file, registry, client, metrics)))
+            tasks.append(asyncio.create_task(_register_announced(keys.file, registry, client, metrics)))
         yield
         for task in tasks:
             task.cancel()
@@ -116,7 +116,7 @@ async def _keep_reading(keys: KeyStore) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-async def _follow(file: KeyFile, registry: Registry, client: InferenceClient, metrics: Metrics) -> None:
+async def _register_announced(file: KeyFile, registry: Registry, client: InferenceClient, metrics: Metrics) -> None:
     """Let the nodes that announce themselves be the fleet's."""
     clock = asyncio.get_running_loop().time
     members: dict[str, str] = {}

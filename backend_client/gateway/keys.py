@@ -245,25 +245,15 @@ class KeyStore:
     def stale(self) -> bool:
         return time.monotonic() - self._read_at > STALE_S
 
-    def add(
-        self,
-        name: str,
-        models: Collection[str] = (),
-        *,
-        cloud: bool = True,
-        requests: int = 0,
-        tokens: int = 0,
-        spend_cap: Decimal | None = None,
-        admin: bool = False,
-        failover: FailoverOptions = NO_FAILOVER,
-    ) -> str:
-        """Make a key for a team, and return it: it is not kept, and cannot be shown again."""
-        checked_name(name, "team")
-        if requests < 0 or tokens < 0:
-            raise ConfigurationError(f"a limit must be at least 0 (none), got {min(requests, tokens)}")
-        if spend_cap is not None and not (spend_cap.is_finite() and 0 <= spend_cap < 1_000_000_000):
-            raise ConfigurationError(f"a spend cap must be an amount from 0 to 999999999, got {spend_cap}")
-        return self._insert(Team(name, frozenset(models), cloud, requests, tokens, spend_cap, admin, failover))
+    def add(self, name: str, models: Collection[str] = (), **rights: Any) -> str:
+        """Make a key for a team with these rights, fields of `Team`. It is not kept, and cannot be shown again."""
+        team = Team(checked_name(name, "team"), frozenset(models), **rights)
+        least, cap = min(team.requests, team.tokens), team.spend_cap
+        if least < 0:
+            raise ConfigurationError(f"a limit must be at least 0 (none), got {least}")
+        if cap is not None and not (cap.is_finite() and 0 <= cap < 1_000_000_000):
+            raise ConfigurationError(f"a spend cap must be an amount from 0 to 999999999, got {cap}")
+        return self._insert(team)
 
     def _insert(self, team: Team) -> str:
         prefix, key, digest = new_key(self.file.secret, "npugw")

@@ -95,17 +95,15 @@ def usage_by_team(requests: Counter, tokens: Counter) -> dict[str, dict[str, int
         for sample in (sample for metric in counter.collect() for sample in metric.samples):
             if not sample.name.endswith("_total"):
                 continue
-            usage = found.setdefault(
-                sample.labels["team"], {"requests": 0, "refused": 0, "failed": 0, "prompt": 0, "completion": 0}
-            )
-            count = int(sample.value)
+            none = dict.fromkeys(("requests", "refused", "failed", "prompt", "completion"), 0)
+            usage, count = found.setdefault(sample.labels["team"], none), int(sample.value)
             if counter is tokens:
                 usage[sample.labels["kind"]] += count
                 continue
-            status = sample.labels["status"]
             usage["requests"] += count
-            usage["refused"] += count if status.startswith("4") else 0
-            usage["failed"] += count if status.startswith("5") else 0
+            kind = {"4": "refused", "5": "failed"}.get(sample.labels["status"][0])
+            if kind is not None:
+                usage[kind] += count
     return found
 
 

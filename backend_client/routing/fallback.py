@@ -1,4 +1,4 @@
-"""The NPUs first, then the cloud. Here, and nowhere else, NPUUnavailableError is caught."""
+"""The NPUs first, then the cloud: what no node can serve goes there, where the settings and the call allow it."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_passports_are_listed_by_placement(tmp_path, emulated, certified):
 
 AGREEMENT = "agreement with the CPU"
 FAULTS = [
-    (EMBEDDER, 'kind = "garbage"\nafter = 1', AGREEMENT, "40 of 40 vectors ("),
+    (EMBEDDER, 'kind = "garbage"\nafter = 1', AGREEMENT, "80 of 80 vectors ("),
     (EMBEDDER, 'kind = "still_counter"', "busy counter", "the busy counter stood still"),
     (EMBEDDER, 'kind = "lost_device"\nafter = 3', AGREEMENT, "HTTP 50"),
     (EMBEDDER, 'kind = "crash"\nafter = 3', AGREEMENT, "HTTP 50"),

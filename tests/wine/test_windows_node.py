@@ -240,6 +240,8 @@ def test_unit_tests_pass(installation, paths):
     options += [part for name in OF_WINE for part in ("--deselect", name)]
     files = [rf"{root}\{path}".replace("/", "\\") for path in paths]
     users_store = windows_path(model_store())
-    done = installation.run("-m", "pytest", *options, *files, timeout=850, TESTS_USERS_STORE=users_store)
+    # Tests write files in the encoding of the system, and hold them to be UTF-8.
+    environment = {"PYTHONUTF8": "1", "TESTS_USERS_STORE": users_store}
+    done = installation.run("-m", "pytest", *options, *files, timeout=850, **environment)
     print(done.stdout.splitlines()[-1])
     assert done.returncode == 0, done.stdout[-6000:]

@@ -84,7 +84,6 @@ class Windows:
             "WINEDEBUG": "-all",
             "WINEPATH": path,
             "PYTHONPATH": windows_path(ROOT),
-            "PYTHONUTF8": "1",
             "PYTHONUNBUFFERED": "1",
             "PYTHONPYCACHEPREFIX": r"C:\bytecode",
             "OPENBLAS_NUM_THREADS": "1",
@@ -125,13 +124,10 @@ def windows_path(path: Path) -> str:
 def windows() -> Windows:
     """The installation, made if it is not there."""
     require_tools()
-    inputs = [
-        Path(__file__),
-        ROOT / "constraints.txt",
-        ROOT / "packaging" / "node-packages.txt",
-        *sorted(SHIMS.iterdir()),
-    ]
-    recipe = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()
+    inputs = [ROOT / "constraints.txt", ROOT / "packaging" / "node-packages.txt", *sorted(SHIMS.iterdir())]
+    # Of this file only what makes it: what runs it may change.
+    making = Path(__file__).read_bytes().partition(b"def _make(")[2] + repr((EMBEDDED, TEST_PACKAGES)).encode()
+    recipe = hashlib.sha256(making + b"".join(path.read_bytes() for path in inputs)).hexdigest()
     return Windows(kept("windows", _make, recipe))
 
 
@@ -215,7 +211,7 @@ def _complex_functions(packages: Path) -> tuple[str, str, list[Path]]:
         for table in imports.split("DLL Name: ")[1:]:
             if table.startswith(_MATH):
                 users.append(file)
-                needed |= set(re.findall(r"^\s+[0-9a-f]+\s+\d+\s+(\w+)$", table, re.MULTILINE))
+                needed |= set(re.findall(r"^\s+[0-9a-f]+\s+(?:<none>\s+)?[0-9a-f]+\s+(\w+)$", table, re.MULTILINE))
     lines = [
         "#include <complex.h>",
         "typedef struct { float re, im; } pairf;",

@@ -186,9 +186,10 @@ class RunningNode:
         message: Json = self.post("/v1/chat/completions", body)["choices"][0]["message"]
         return message
 
-    def vector(self, text: str) -> npt.NDArray[np.float32]:
-        body = {"input": [text], "encoding_format": "base64"}
-        return np.frombuffer(base64.b64decode(self.post("/v1/embeddings", body)["data"][0]["embedding"]), "<f4")
+    def vectors(self, texts: Sequence[str]) -> list[npt.NDArray[np.float32]]:
+        """The vectors of one request, in which they may be computed at the same time."""
+        rows = self.post("/v1/embeddings", {"input": list(texts), "encoding_format": "base64"})["data"]
+        return [np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for row in rows]
 
     def scores(self, query: str, documents: Sequence[str]) -> list[float]:
         rows = self.post("/v1/rerank", {"query": query, "documents": list(documents)})["results"]

@@ -85,7 +85,9 @@ class Reference:
         return self._answer(["continuation", prompt], lambda: self._continue(prompt), Continuation)
 
     def vector(self, text: str) -> npt.NDArray[np.float32]:
-        encoded = self._answer(["vector", text], lambda: self._on_cpu().vector(text).astype("<f2").tobytes(), bytes)
+        encoded = self._answer(
+            ["vector", text], lambda: self._on_cpu().vectors([text])[0].astype("<f2").tobytes(), bytes
+        )
         return np.frombuffer(encoded, "<f2").astype(np.float32)
 
     def scores(self, query: str, documents: Sequence[str]) -> list[float]:

@@ -48,6 +48,8 @@ _CACHE_COPIES = 4
 _CONTINUOUS, _STATEFUL = 2.0, 2.5
 # What is kept for prompts that begin alike: some long prompts and the traffic between their repetitions.
 _PREFIX_TOKENS = 16_384
+# NPUs for which Intel's compiler refuses the graph of a prompt's second chunk (docs/npu-compiled.md).
+_ONE_CHUNK = frozenset({"3720"})
 _PREFIX_SHARE = 1 / 16
 # Of a cache that grows as needed, what ordinary requests make it take.
 _USUAL_TOKENS = 2048
@@ -171,6 +173,9 @@ def _continuous(given: ContinuousOptions, target: Target) -> EnginePlan:
 
 def _stateful(given: StatefulOptions, target: Target) -> EnginePlan:
     prompt = prompt_length(given.max_prompt_len, target)
+    refused = target.architecture in _ONE_CHUNK and "enable_prefix_caching" not in target.wanted.options
+    if refused:
+        given = replace(given, enable_prefix_caching=False)
     options = replace(
         given,
         max_prompt_len=prompt,
@@ -178,6 +183,11 @@ def _stateful(given: StatefulOptions, target: Target) -> EnginePlan:
         prefill_attention_hint=given.prefill_attention_hint or ("PYRAMID" if prompt > _PLAIN_WINDOW else None),
     )
     options, notes = _with_prefix_cache(options, target)
+    if refused:
+        notes = (
+            "there is no prefix cache: Intel's compiler refuses prompts in several chunks for NPU "
+            f"{target.architecture}; enable_prefix_caching = true tries it with this model",
+        )
     path = target.installed.path
     total = min(prompt + given.min_response_len, target.installed.context_limit)
     window = _window_bytes(path, options, total)

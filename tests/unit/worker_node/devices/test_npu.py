@@ -20,6 +20,7 @@ from worker_node.devices.npu import (
     find_npu,
     frequency_limits,
     npu_source,
+    npu_users,
     stand_in_counter,
     version_in,
 )
@@ -265,3 +266,12 @@ def test_the_sources_energy_is_in_microjoules_or_has_a_reason(tmp_path):
         assert source.read().energy_uj == Reading(3_000_000)
         (region / "telem").unlink()
         assert source.read().energy_uj == Reading(None, f"{region / 'telem'} cannot be read")
+
+
+def test_users_are_those_that_hold_the_device_open_and_nobody_where_the_system_does_not_tell(tmp_path):
+    device, proc = tmp_path / "accel0", tmp_path / "proc"
+    for process, held in (("12", device), ("7", device), ("9", tmp_path / "other"), ("self", device)):
+        (proc / process / "fd").mkdir(parents=True)
+        (proc / process / "fd" / "3").symlink_to(held)
+    assert npu_users(proc, device) == [7, 12]
+    assert npu_users(tmp_path / "none", device) == []

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 
+from worker_node.core.operating_system import WINDOWS
 from worker_node.devices.npu import version_in
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.doctor import checks
@@ -79,7 +80,9 @@ class Case:
 
 @pytest.fixture
 def good(tmp_path):
-    """A machine on which all is well."""
+    """A machine with Linux on which all is well."""
+    if WINDOWS:
+        pytest.skip("examines a machine with Linux")
     root = tmp_path
     write(root, "proc/sys/kernel/osrelease", "6.17.0-40-generic\n")
     write(root, "etc/os-release", 'PRETTY_NAME="Ubuntu 24.04.4 LTS"\nNAME="Ubuntu"\nVERSION_ID="24.04"\n')
@@ -380,6 +383,13 @@ def test_on_windows_the_driver_is_named_with_its_date_and_nothing_of_linux_is():
         (WindowsNpu("643e"), SEES_CPU, "windows-driver", "no driver", "intel.com"),
         (WindowsNpu("b03e", "32.0.100.5539"), SEES_NPU, "windows-driver", "crash on Core Ultra Series 3", "intel.com"),
         (WindowsNpu("643e", "32.0.100.4724"), SEES_CPU, "openvino", "sees no NPU", "fix the errors"),
+        (
+            WindowsNpu("643e", "32.0.100.4724"),
+            Probe((CPU, DeviceInfo("NPU", {})), "2026.4.1"),
+            "openvino",
+            "no compiler",
+            "intel.com",
+        ),
     ],
 )
 def test_on_windows_what_the_npu_lacks_is_an_error_with_its_fix(npu, probe, check, words, fix):

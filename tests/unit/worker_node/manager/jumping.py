@@ -19,6 +19,10 @@ class JumpingLoop(asyncio.SelectorEventLoop):
     def time(self):
         return self.now
 
+    async def shutdown_default_executor(self, timeout=None):
+        """Without the limit that Python 3.12 has: it would have passed before a thread ends."""
+        await super().shutdown_default_executor()
+
 
 class _JumpingSelector(selectors.DefaultSelector):
     def __init__(self, loop):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import os
 import shutil
 from functools import partial
 from types import SimpleNamespace
@@ -73,7 +74,7 @@ async def test_a_damaged_model_fails_by_its_files_name_keeps_its_kind_and_the_ot
     sound, hurt = built(copied, "sound", "hurt")
     assert sound.id == "sound"
     assert isinstance(hurt, FailedModel)
-    assert f"/{file}: " in hurt.reason
+    assert f"{os.sep}{file}: " in hurt.reason
     assert "again" in hurt.reason
     assert hurt.kind == kind
     manager = ModelManager([sound, hurt], ModelStore(copied), pytest.fail)

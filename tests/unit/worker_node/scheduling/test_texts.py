@@ -34,6 +34,16 @@ def test_a_batch_keeps_its_bounds_and_serves_the_oldest(values, limits, free):
     assert len(batch) <= limits.max_rows
 
 
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 300), st.booleans()), min_size=1, max_size=80), limits)
+def test_the_first_text_is_the_one_that_the_next_run_begins_with(texts, limits):
+    queue = TextQueue()
+    for row, (job_id, length, interactive) in enumerate(texts):
+        queue.add(Waiting(job_id, row, length, interactive))
+    while len(queue):
+        first = queue.first(limits)
+        assert queue.take(limits)[0] == first
+
+
 @given(st.integers(1, 600), st.integers(1, 40), st.none() | st.integers(1, 400))
 def test_a_run_is_as_long_as_its_longest_text_rounded_up_but_not_beyond_the_limit(length, multiple, limit):
     padded = BatchLimits(multiple=multiple, longest_text=limit).padded(length)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices.npu import NpuSource
-from worker_node.devices.probe import Probe
+from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.models.directory import Manifest, write_manifest
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import Machine, plan_engine
@@ -60,8 +60,9 @@ def store_of_all(tmp_path_factory):
     return root
 
 
-def plan(store, device=Device.CPU, budget=2**34, npu=NPU, **wanted):
-    machine = Machine(NodeSettings(model_store=store, memory_budget=budget), Probe((), "test"), npu)
+def plan(store, device=Device.CPU, budget=2**34, npu=NPU, architecture="4000", **wanted):
+    found = Probe((DeviceInfo("NPU", {"DEVICE_ARCHITECTURE": architecture}),), "test")
+    machine = Machine(NodeSettings(model_store=store, memory_budget=budget), found, npu)
     settings = ModelSettings(name="large", **wanted)
     return plan_engine(GENERATE, ModelStore(store).get("large"), settings, PlacementSettings(device=device), machine)
 
@@ -126,6 +127,15 @@ def test_the_memory_of_the_window_and_of_what_is_kept_is_in_the_estimate(store):
     assert memory(max_prompt_len=3000, **pyramid) - memory(max_prompt_len=2048, **pyramid) == 952 * 4 * TOKEN
     assert plan(store, Device.NPU, max_prompt_len=3000).options.prefill_attention_hint == "PYRAMID"
     assert plan(store, Device.NPU, max_prompt_len=2048).options.prefill_attention_hint is None
+
+
+def test_an_npu_whose_compiler_refuses_several_chunks_gets_one_unless_the_settings_ask(store):
+    found = plan(store, Device.NPU, npu=REAL, architecture="3720")
+    assert (found.options.prefill_chunk_size, found.options.prefix_cache_block_size) == (None, None)
+    assert any("refuses prompts in several chunks for NPU 3720" in note for note in found.notes)
+    asked = plan(store, Device.NPU, npu=REAL, architecture="3720", enable_prefix_caching=True)
+    assert (asked.options.prefill_chunk_size, asked.notes) == (256, ())
+    assert plan(store, Device.NPU, npu=NPU, architecture="3720").options.prefill_chunk_size == 256
 
 
 def test_without_chunks_there_is_no_prefix_cache_and_whoever_asks_for_it_is_told(store):
