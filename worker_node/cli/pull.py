@@ -50,6 +50,12 @@ def add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         choices=[form.value for form in CONVERTED_FORMS],
         help="how to store the weights of GGUF models",
     )
+    parser.add_argument(
+        "--for",
+        dest="device",
+        choices=("npu", "cpu"),
+        help="store the weights of GGUF models in the form that suits this device",
+    )
     parser.add_argument("--model-store", type=Path, help="directory of the models")
     parser.set_defaults(run=_pull)
 
@@ -64,7 +70,9 @@ def _pull(args: argparse.Namespace) -> int:
     if args.name is not None and len(names) > 1:
         args.parser.error("--name is for one model")
     graphs = [_graph(name, args.name) for name in names]
-    if args.check or args.embedded or args.name or args.quantization:
+    if args.quantization and args.device:
+        args.parser.error("--for chooses the quantization: give one of the two")
+    if args.check or args.embedded or args.name or args.quantization or args.device:
         failed = _pull_to_store(args, names)
     else:
         failed = on_node(
@@ -130,7 +138,7 @@ def _pull_to_store(args: argparse.Namespace, names: list[str]) -> int:
     if not args.check:
         print(f"pulling into the store {store.root}", file=sys.stderr)
     form = Quantization(args.quantization) if args.quantization else None
-    specs = [store.pull_spec(name, model_id=args.name, quantization=form) for name in names]
+    specs = [store.pull_spec(name, model_id=args.name, quantization=form, device=args.device) for name in names]
     if args.check:
         from worker_node.models.pull import check
 
@@ -143,7 +151,7 @@ def _pull_to_store(args: argparse.Namespace, names: list[str]) -> int:
     for spec in {spec.model_id: spec for spec in specs}.values():
         with progress_display(spec.model_id) as progress:
             model = store.pull(spec, progress)
-        print(f"{model.id}: ready, {model.size / 1e6:.0f} MB in {model.path}", flush=True)
+        print(f"{model.id}: ready, {model.quantization}, {model.size / 1e6:.0f} MB in {model.path}", flush=True)
         if model.kind == "generation" and model.id != TOY_MODEL:
             print(f"requests must name it, in the field model: npu-node run {model.id}")
     if args.embedded:

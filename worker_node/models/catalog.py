@@ -21,7 +21,8 @@ class Quantization(StrEnum):
     """How weights are stored.
 
     A conversion makes `f32` (encoders) and the symmetric integers; `int4_int8` has int4 where fidelity allows, int8
-    elsewhere. Models are published in the others. `npu_rules` says which an NPU takes.
+    elsewhere, and `int4_int8_cw` the same with one scale a row (channel-wise), which NPUs run faster. Models are
+    published in the others. `npu_rules` says which an NPU takes.
     """
 
     F32 = "f32"
@@ -29,12 +30,18 @@ class Quantization(StrEnum):
     INT8_SYM = "int8_sym"
     INT4_SYM = "int4_sym"
     INT4_INT8 = "int4_int8"
+    INT4_INT8_CW = "int4_int8_cw"
     INT4_ASYM = "int4_asym"
     NF4 = "nf4"
 
 
 # What a conversion of a GGUF file can make.
-CONVERTED_FORMS = (Quantization.INT8_SYM, Quantization.INT4_SYM, Quantization.INT4_INT8)
+CONVERTED_FORMS = (
+    Quantization.INT8_SYM,
+    Quantization.INT4_SYM,
+    Quantization.INT4_INT8,
+    Quantization.INT4_INT8_CW,
+)
 
 
 class SourceFormat(StrEnum):

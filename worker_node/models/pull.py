@@ -64,6 +64,7 @@ class PullSpec:
     model_id: str
     kind: str | None = None
     quantization: Quantization | None = None
+    device: str | None = None
     name: str = ""
     pooling: str | None = None
     normalize: bool | None = None
@@ -107,7 +108,8 @@ def prepare(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> 
         source_sha256=arrived.hashes,
         movable=arrived.movable,
         kind=spec.kind if entry is None else entry.kind,
-        quantization=spec.quantization if entry is None else spec.quantization or entry.quantization,
+        quantization=spec.quantization if entry is None or spec.device else spec.quantization or entry.quantization,
+        device=spec.device,
         pooling=spec.pooling,
         normalize=spec.normalize,
         aliases=() if isinstance(reference, CatalogEntry) else (reference.alias,),

@@ -136,17 +136,23 @@ class ModelStore:
         raise ModelNotFound(f"model {name[:200]!r} is not known{hint}", param="model")
 
     def pull_spec(
-        self, name: str, *, model_id: str | None = None, quantization: Quantization | None = None
+        self,
+        name: str,
+        *,
+        model_id: str | None = None,
+        quantization: Quantization | None = None,
+        device: str | None = None,
     ) -> PullSpec:
         """What a pull of `name` would make; `model_id` None is the source's own name. Makes no network calls.
 
-        With a `quantization` other than the catalog's it is installed beside the usual one, as `<id>-<form>`.
+        With a `quantization` other than the catalog's it is installed beside the usual one, as `<id>-<form>`, and so is
+        the form that suits a `device`, as `<id>-<device>`.
         Raises ModelNotFound, and BadRequest for a name that is not possible or the catalog's.
         """
         reference = parse_reference(name, self.catalog)
         if isinstance(reference, CatalogEntry):
             default = reference.id
-            if quantization in {None, reference.quantization}:
+            if device is None and quantization in {None, reference.quantization}:
                 quantization = None
             elif reference.format is not SourceFormat.GGUF:
                 raise BadRequest(
@@ -154,7 +160,7 @@ class ModelStore:
                     param="quantization",
                 )
             else:
-                default = f"{reference.id}-{quantization}"
+                default = f"{reference.id}-{device or quantization}"
         else:
             default = reference.model_id
 
@@ -178,7 +184,7 @@ class ModelStore:
                     f"{', '.join(found)[:200]}; choose another name with npu-node pull --name",
                     param="name",
                 )
-        return PullSpec(reference, chosen, quantization=quantization, name=name)
+        return PullSpec(reference, chosen, quantization=quantization, device=device, name=name)
 
     def find(self, spec: PullSpec) -> InstalledModel | None:
         """The installed model that a pull would make; None where it is not there.

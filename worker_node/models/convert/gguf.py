@@ -8,6 +8,7 @@ front end rounds the weights of some quantizations; each is replaced by the tens
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -33,6 +34,9 @@ from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILES, family_of
 
 # Chosen by fidelity and speed together: docs/models.md has the figures.
 DEFAULT_QUANTIZATION = Quantization.INT4_INT8
+# The most parameters for int8. Intel's compiler predicts that NPUs run it fastest, but it takes twice the memory; on a
+# CPU the memory's bandwidth decides how fast a token of a larger model comes.
+_INT8_PARAMETERS = {"npu": 2_000_000_000, "cpu": 700_000_000}
 _TOKEN_FIELDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 _SIZES = {
     "hidden_size": "embedding_length",
@@ -46,8 +50,8 @@ _SIZES = {
 def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     """Import, restore the weights, repair, save; raises ConversionFailed when any of it cannot be done."""
     source, target, scratch = Path(job.source), Path(job.target), Path(job.scratch)
-    quantization = job.quantization or DEFAULT_QUANTIZATION
     gguf = GgufFile(source)
+    quantization, reason = (job.quantization, "as asked") if job.quantization else gguf.form_for(job.device)
     stage("importing the tokenizer and the graph")
     write_tokenizer(gguf, target, scratch)
     model = import_graph(gguf.path)
@@ -61,7 +65,7 @@ def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
         (target / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if template:
         (target / "chat_template.jinja").write_text(template, encoding="utf-8")
-    stage(f"storing the weights in {quantization}")
+    stage(f"storing the weights in {quantization}, {reason}")
     store_weights(model, gguf, quantization)
     ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
     return Converted(
@@ -177,6 +181,18 @@ class GgufFile:
         """Every tensor by name, with its shape in row-major order."""
         return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
 
+    def form_for(self, device: str | None) -> tuple[Quantization, str]:
+        """The form of weights that suits a device (`npu`, `cpu`, None: any), and the reason."""
+        parameters = sum(math.prod(shape) for shape in self.shapes().values())
+        size = f"{parameters / 1e9:.2g} billion parameters"
+        if device is None:
+            return DEFAULT_QUANTIZATION, "which suits every device"
+        if parameters <= _INT8_PARAMETERS[device]:
+            return Quantization.INT8_SYM, f"the truest form, and a fast one at {size}"
+        if device == "npu":
+            return Quantization.INT4_INT8_CW, f"because int8 takes much memory at {size}, and NPUs are slow with groups"
+        return Quantization.INT4_INT8, f"because a CPU reads all weights for each token: {size}"
+
     def tensor(self, name: str, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
         """A tensor, or some `rows` of a matrix, dequantised exactly, in the row order of the published model."""
         tensor, order = self._tensors[name], rows
@@ -215,18 +231,27 @@ def store_weights(model: ov.Model, gguf: GgufFile, quantization: Quantization) -
         vector = len(gguf.shapes()[name]) == 1
         stored = op.constant(gguf.tensor(name), name=name) if vector else stored_matrix(gguf, name, quantization)
         output.replace(stored.output(0))
-    # Where nncf notes it and others look for it; `read_directory` too.
-    model.set_rt_info(str(quantization), ["nncf", "weight_compression", "mode"])
+    # Where nncf notes it and others look for it: NPUW, `read_directory`, `npu_rules`.
+    notes = {"mode": str(quantization), "group_size": str(_GROUPS[quantization])}
+    for name, note in notes.items():
+        model.set_rt_info(note, ["nncf", "weight_compression", name])
 
 
-# The smallest group that the NPU path accepts; one scale a row ruins the answers of a 135M model.
-_GROUP = 64
+# Weights that share a scale in 4 bits; -1: a row. The NPU path accepts no smaller group than 64.
+_GROUPS = {
+    Quantization.INT8_SYM: -1,
+    Quantization.INT4_SYM: 64,
+    Quantization.INT4_INT8: 64,
+    Quantization.INT4_INT8_CW: -1,
+}
+_GATE_AND_UP = re.compile(r"blk\.\d+\.ffn_(gate|up)\.weight")
 # What the names of tensors that take 4 bits match, by form; all others take 8. The embedding table and the output
-# matrix stay in int8 in every form, and int4_int8 has the matrices in int4 that bear it best (docs/models.md).
+# matrix stay in int8 in every form; the mixed forms have the matrices in int4 that bear it best (docs/models.md).
 _FOUR_BITS = {
     Quantization.INT8_SYM: re.compile(r"(?!)"),
     Quantization.INT4_SYM: re.compile(r"blk\.\d+\..*"),
-    Quantization.INT4_INT8: re.compile(r"blk\.\d+\.ffn_(gate|up)\.weight"),
+    Quantization.INT4_INT8: _GATE_AND_UP,
+    Quantization.INT4_INT8_CW: _GATE_AND_UP,
 }
 # Weights that are in f32 at a time: a matrix of a large model would take gigabytes.
 _WEIGHTS_AT_ONCE = 1 << 22
@@ -242,7 +267,7 @@ def stored_matrix(gguf: GgufFile, name: str, quantization: Quantization) -> Node
         raise ConversionFailed(f"generation models are kept in {', '.join(_FOUR_BITS)}, not in {quantization}")
     rows, columns = gguf.shapes()[name]
     bits = 4 if _FOUR_BITS[quantization].fullmatch(name) else 8
-    group = columns if bits == 8 else _GROUP
+    group = columns if bits == 8 or _GROUPS[quantization] < 0 else _GROUPS[quantization]
     if columns % group:
         raise ConversionFailed(
             f"{name} has rows of {columns} weights, no multiple of the {group} that share a scale in 4 bits; "
@@ -258,17 +283,19 @@ def stored_matrix(gguf: GgufFile, name: str, quantization: Quantization) -> Node
         values = gguf.tensor(name, part).astype(np.float16).astype(np.float32)
         numbers[part], scales[part] = quantise(values, bits, group)
 
+    shape = [rows, columns] if group == columns else list(numbers.shape)
     if bits == 8:
-        stored, factor = op.constant(numbers.reshape(rows, columns)), op.constant(scales.reshape(rows, 1))
+        stored = op.constant(numbers.reshape(shape))
     else:
         # Two to a byte, the first in the lower half.
         halves = numbers.reshape(-1, 2).view(np.uint8)
-        packed = ov.Tensor(ov.Type.i4, numbers.shape)
+        packed = ov.Tensor(ov.Type.i4, shape)
         packed.data.reshape(-1).view(np.uint8)[:] = (halves[:, 0] & 15) | (halves[:, 1] << 4)
-        stored, factor = op.constant(packed, shared_memory=True), op.constant(scales)
+        stored = op.constant(packed, shared_memory=True)
+    factor = op.constant(scales.reshape([*shape[:-1], 1]))
     stored.friendly_name, factor.friendly_name = name, f"{name}/scale"
     weights = op.multiply(op.convert(stored, "f16"), factor)
-    if bits == 4:
+    if group < columns:
         weights = op.reshape(weights, np.array([rows, columns], dtype=np.int64), special_zero=False)
     return op.convert(weights, "f32")
 

@@ -37,7 +37,8 @@ class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
 
     What is None is read from the files. `pooling` (an `embedding.Pooling`) and `normalize` count for encoders whose
     files do not specify them. The facts of the catalog's `entry` go before those of the files, but for what encoders
-    declare. `movable` files may be moved out of `source`.
+    declare. `movable` files may be moved out of `source`. A GGUF file without a `quantization` gets the form that
+    suits the `device`, `npu` or `cpu`.
     """
 
     source: str
@@ -51,6 +52,7 @@ class ConversionJob(msgspec.Struct, frozen=True, kw_only=True):
     movable: bool = False
     kind: str | None = None
     quantization: Quantization | None = None
+    device: str | None = None
     pooling: str | None = None
     normalize: bool | None = None
     aliases: tuple[str, ...] = ()
@@ -78,6 +80,8 @@ def perform(job: ConversionJob, stage: Callable[[str], None]) -> None:
     """Make the model directory that the job describes. Raises a ModelError."""
     if (newer := runtime_problem(Path(job.source), metadata.version("openvino"))) is not None:
         raise ConversionFailed(f"{newer}: update the node, or take an export of its version or an older one")
+    if job.device is not None and job.format is not SourceFormat.GGUF:
+        raise ConversionFailed(f"{job.id}: --for chooses the form of GGUF files; leave it out, this is none")
     # Each maker imports what it needs: an encoder does not wait for GenAI.
     if job.format is SourceFormat.TASK:
         found = recognised(Path(job.source))

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 
+from worker_node.core.operating_system import WINDOWS
 from worker_node.devices.npu import version_in
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.doctor import checks
@@ -79,7 +80,9 @@ class Case:
 
 @pytest.fixture
 def good(tmp_path):
-    """A machine on which all is well."""
+    """A machine with Linux on which all is well."""
+    if WINDOWS:
+        pytest.skip("examines a machine with Linux")
     root = tmp_path
     write(root, "proc/sys/kernel/osrelease", "6.17.0-40-generic\n")
     write(root, "etc/os-release", 'PRETTY_NAME="Ubuntu 24.04.4 LTS"\nNAME="Ubuntu"\nVERSION_ID="24.04"\n')

@@ -57,6 +57,8 @@ def test_a_matrix_is_stored_as_nncf_stores_it(monkeypatch, form):
         ("blk.0.attn_q.weight", "INT4_SYM", "i4"),
         ("token_embd.weight", "INT4_SYM", "i8"),
         (NAME, "INT8_SYM", "i8"),
+        (NAME, "INT4_INT8_CW", "i4"),
+        ("blk.0.attn_q.weight", "INT4_INT8_CW", "i8"),
     ],
 )
 def test_each_form_has_its_matrices_in_four_bits(name, form, kind):
@@ -66,6 +68,17 @@ def test_each_form_has_its_matrices_in_four_bits(name, form, kind):
         node = node.input_value(0).get_node()
         kinds.add(node.get_element_type().get_type_name())
     assert kind in kinds
+
+
+def test_the_form_for_npus_has_one_scale_a_row_and_takes_rows_of_any_length():
+    values = np.random.default_rng(5).normal(size=(8, 96)).astype(np.float32)
+    node = stored_matrix(OneTensor(values), NAME, Quantization.INT4_INT8_CW)
+    model = ov.Model([op.result(node)], [])
+    found = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})({})[0]
+    # One of 16 steps: the highest level is one step below the largest magnitude.
+    assert (np.abs(found - values) <= np.abs(values).max(axis=1, keepdims=True) / 8 * 1.01).all()
+    (scales,) = [c for c in model.get_ops() if c.friendly_name == f"{NAME}/scale"]
+    assert list(scales.shape) == [8, 1]
 
 
 def test_a_group_of_zeros_stays_zeros():

@@ -4,7 +4,8 @@ CPU and on the NPU path, is made in the same way."""
 import pytest
 
 from tests.support.published import install
-from worker_node.core.errors import ConversionFailed
+from worker_node.cli.main import main
+from worker_node.core.errors import BadRequest, ConversionFailed
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
 from worker_node.models.directory import MANIFEST_FILE, read_directory
@@ -47,3 +48,23 @@ def test_a_converted_model_can_be_taken_over_without_its_manifest(in_process, st
     assert (adopted.path / "openvino_model.bin").read_bytes() == (plain / "openvino_model.bin").read_bytes()
     with pytest.raises(ConversionFailed, match="compressed already"):
         install(store, plain, "twice", quantization=Quantization.INT4_SYM)
+
+
+def test_a_pull_for_a_device_chooses_the_form_and_says_why(in_process, store, make_gguf, capsys):
+    source, where = str(make_gguf()), ["--model-store", str(store.root)]
+    assert main(["pull", source, "--for", "npu", "--name", "for-npu", *where]) == 0
+    said = capsys.readouterr()
+    assert "for-npu: ready, int8_sym" in said.out
+    assert "storing the weights in int8_sym, the truest form" in said.err
+    with pytest.raises(SystemExit):
+        main(["pull", source, "--for", "npu", "--quantization", "int8_sym", *where])
+    assert "give one of the two" in capsys.readouterr().err
+    assert main(["pull", str(store.get("for-npu").path), "--for", "cpu", "--name", "again", *where]) != 0
+    assert "--for chooses the form of GGUF files" in capsys.readouterr().err
+
+
+def test_a_form_for_a_device_stands_beside_the_catalogs_own(store):
+    spec = store.pull_spec("smollm2", device="npu")
+    assert (spec.model_id, spec.device) == ("smollm2-135m-instruct-npu", "npu")
+    with pytest.raises(BadRequest, match="only GGUF models leave a choice"):
+        store.pull_spec("all-minilm-l6-v2", device="npu")

@@ -1,5 +1,8 @@
 """A GGUF file becomes a model with the file's own weights, fit for the NPU path; what would be wrong is refused."""
 
+import math
+import re
+
 import numpy as np
 import openvino as ov
 import openvino_genai
@@ -12,6 +15,7 @@ from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.models.catalog import Quantization
 from worker_node.models.convert import gguf as conversion
 from worker_node.models.convert.gguf import ARCHITECTURES, GgufFile, import_graph, store_weights, write_tokenizer
+from worker_node.models.directory import MODEL_FILE, content_hash, noted_compression
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +96,40 @@ def test_a_graph_without_a_tensor_of_the_file_is_refused(make_gguf):
     path, other = make_gguf(), make_gguf(architecture="qwen3")
     with pytest.raises(ConversionFailed, match=r"differ in the tensors blk\.0\.attn_k_norm\.weight, "):
         store_weights(import_graph(path), GgufFile(other), INT8)
+
+
+@pytest.mark.parametrize(
+    ("form", "noted"), [("INT8_SYM", "-1"), ("INT4_SYM", "64"), ("INT4_INT8", "64"), ("INT4_INT8_CW", "-1")]
+)
+def test_the_form_of_the_weights_is_noted_where_openvino_and_the_node_look_for_it(make_gguf, tmp_path, form, noted):
+    path, saved = make_gguf(), tmp_path / MODEL_FILE
+    model = import_graph(path)
+    store_weights(model, GgufFile(path), Quantization[form])
+    ov.save_model(model, saved)
+    assert noted_compression(saved) == {"mode": Quantization[form].value, "group_size": noted}
+    # Who reads only -1 is told nothing by another size: the content, which passports name, is the same without it.
+    with_note, graph = content_hash(tmp_path), saved.read_bytes()
+    saved.write_bytes(re.sub(rb"\n\s*<group_size [^\n]*", b"", graph))
+    assert saved.read_bytes() != graph
+    assert (content_hash(tmp_path) == with_note) is (noted != "-1")
+
+
+@pytest.mark.parametrize(
+    ("device", "small", "form"),
+    [
+        (None, 0, "INT4_INT8"),
+        (None, math.inf, "INT4_INT8"),
+        ("npu", 0, "INT4_INT8_CW"),
+        ("cpu", 0, "INT4_INT8"),
+        ("npu", math.inf, "INT8_SYM"),
+        ("cpu", math.inf, "INT8_SYM"),
+    ],
+)
+def test_the_form_suits_the_device_and_the_size_of_the_model(make_gguf, monkeypatch, device, small, form):
+    monkeypatch.setattr(conversion, "_INT8_PARAMETERS", {"npu": small, "cpu": small})
+    chosen, reason = GgufFile(make_gguf()).form_for(device)
+    assert chosen == Quantization[form]
+    assert reason
 
 
 @pytest.mark.parametrize("quantization", ["Q4_1", "Q5_0"])

@@ -36,7 +36,7 @@ EFFECTS = {
     "HOST": ("localhost", lambda settings: settings.host == "localhost"),
     "PORT": ("8099", lambda settings: settings.port == 8099),
     "TOKEN_LIMIT": ("1500", lambda settings: settings.npu_token_limit == 1500),
-    "COMPILE_CACHE_DIR": ("/c", lambda settings: str(settings.compile_cache) == "/c"),
+    "COMPILE_CACHE_DIR": ("/c", lambda settings: settings.compile_cache == Path("/c")),
     "ALLOWED_HOSTS": ("a.example,b.example", lambda settings: settings.allowed_hosts == ("a.example", "b.example")),
     "INFERENCE_TIMEOUT": ("7", lambda settings: settings.request_timeout_s == 7),
     "LOAD_TIMEOUT": ("8", lambda settings: settings.load_timeout_s == 8),

@@ -176,7 +176,8 @@ def test_models_in_the_environment_are_json(monkeypatch):
     [
         ("NPU_NODE_PROT", "did you mean NPU_NODE_PORT?"),
         ("NPU_NODE_EMULATION", "did you mean NPU_NODE_NPU_EMULATION?"),
-        ("npu_node_api_keys_fil", "did you mean NPU_NODE_API_KEYS_FILE?"),
+        # Windows has all names in capitals.
+        pytest.param("npu_node_api_keys_fil", "did you mean NPU_NODE_API_KEYS_FILE?", marks=pytest.mark.linux),
         ("NPU_NODE_XYZZY", "remove it"),
     ],
 )
