@@ -1,9 +1,11 @@
 """What the page says of Intel's compiler is what was compiled, and what becomes worse is found."""
 
+import struct
+
 import msgspec
 import pytest
 
-from tests.wine.npu_binary import Decoder, Part
+from tests.wine.npu_binary import Decoder, Part, parts_of
 from tests.wine.npu_compiler import KNOWN, PAGE, PREDICTIONS, ROWS, Result, differences, packaged, read_known, table
 
 GOOD = Result(cpu_s=4, mb=40.0, parts=1, ms=(20.0, 10.0), tokens_per_s=(50.0, 100.0))
@@ -72,3 +74,43 @@ def test_each_chunk_of_a_prompt_has_the_attention_of_what_came_before():
 
 def test_an_encoder_is_no_decoder():
     assert Decoder.of([Part("torch_jit", 2.0, 1.0, 0, 0)], layers=6) is None
+
+
+def test_parts_without_a_name_follow_the_graph_that_npuw_names():
+    ticks = 38.4 * 1e3
+    parts_found = parts_of(
+        b"Model0_kv1152\x3f" + elf(3 * ticks) + elf(0.5 * ticks) + elf(ticks) + b"Model0_lm_head\x3f" + elf(2 * ticks)
+    )
+    assert [(part.name, part.fast_ms) for part in parts_found] == [
+        ("Model0_kv1152_FCEW000__0", 3.0),
+        ("Model0_kv1152_REP0001__0", 0.5),
+        ("Model0_kv1152_FCEW001__0", 1.0),
+        ("Model0_lm_head_FCEW000__0", 2.0),
+    ]
+
+
+def elf(ticks):
+    """A file for 3720 with as many ticks at each frequency, and 1 KiB of memory on the device."""
+    contents = {
+        "": b"",
+        ".compatibility_string": b"npu=3720;",
+        ".perf.metrics": bytes(16) + struct.pack("<25Q", *[round(ticks)] * 25),
+        ".buffer.DDR": b"",
+    }
+    names = b"".join(name.encode() + b"\0" for name in (*contents, ".names"))
+    contents[".names"] = names
+    header, body, table = 64, b"", b""
+    for name, content in contents.items():
+        size = 1024 if name == ".buffer.DDR" else len(content)
+        at = names.find(name.encode() + b"\0")
+        table += struct.pack("<IIQQQQIIQQ", at, 0, 0, 0, header + len(body), size, 0, 0, 0, 0)
+        body += content
+    start = b"\x7fELF" + bytes(36) + struct.pack("<Q", header + len(body))
+    return start.ljust(58, b"\0") + struct.pack("<HHH", 64, len(contents), len(contents) - 1) + body + table
+
+
+def test_a_part_has_its_memory_on_the_device_and_what_follows_it():
+    (part,) = parts_of(b"weights" + elf(38_400) + bytes(100))
+    assert (part.fast_ms, part.slow_ms, part.device_bytes) == (1.0, 1.0, 1024)
+    assert part.size == len(elf(38_400)) + 100
+    assert parts_of(b"\x7fELF" + bytes(80)) == []

@@ -23,8 +23,10 @@ _TABLE = struct.Struct("<25Q")
 _DEVICE_MEMORY = ("buffer.DDR", "data.BuffersIO")
 
 
-# The name of the network follows that of the NPU.
+# The name of the network follows that of the NPU. Binaries for 3720 have none: NPUW's own name of the graph stands
+# before its parts, of which the second serves the layers between the first and the last.
 _NAME_AT = 288
+_GRAPH = re.compile(rb"(Model\d+_(?:kv\d+|prefill|lm_head))[^\w]")
 
 
 class Part(NamedTuple):
@@ -42,7 +44,8 @@ class Part(NamedTuple):
 
 def parts_of(data: bytes) -> list[Part]:
     """The parts in the order of the binary."""
-    found = []
+    found: list[tuple[int, str, float, float, int]] = []
+    end = 0
     for at, sections in _files(data):
         compatibility = sections.get("compatibility_string", b"").decode(errors="replace")
         platform = compatibility.partition("npu=")[2].partition(";")[0]
@@ -50,9 +53,16 @@ def parts_of(data: bytes) -> list[Part]:
         table = _TABLE.unpack_from(sections["perf.metrics"], 16)
         memory = sum(len(content) for name, content in sections.items() if name.startswith(_DEVICE_MEMORY))
         name = sections.get("MetadataSection", b"")[_NAME_AT:].partition(b"\0")[0].decode(errors="replace")
+        if not name:
+            graphs = _GRAPH.findall(data, end, at)
+            earlier = found[-1][1] if found else ""
+            name = f"{graphs[-1].decode()}_FCEW000__0" if graphs else earlier.replace("FCEW000", "REP0001")
+            if name == earlier:
+                name = earlier.replace("REP0001", "FCEW001")
+        end = at
         found.append((at, name, table[0] / ticks, table[20] / ticks, memory))
-    ends = [at for at, *_ in found[1:]] + [len(data)]
-    return [Part(*each, end - at) for (at, *each), end in zip(found, ends, strict=True)]
+    ends = [*(at for at, *_ in found[1:]), len(data)][: len(found)]
+    return [Part(*each[1:], until - each[0]) for each, until in zip(found, ends, strict=True)]
 
 
 def _files(data: bytes) -> Iterator[tuple[int, dict[str, bytes]]]:

@@ -11,8 +11,10 @@ import hashlib
 import json
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,8 @@ SLOWER, LARGER = 1.25, 2.0
 UNFINISHED_S = 60
 # On a machine that is shared a compile may take many times its CPU time.
 HUNG_S = 3600
+# What a process that ended printed last.
+DRAIN_S = 5
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -102,7 +106,7 @@ def compile_row(installation: Windows, row: Row, platforms: Sequence[str]) -> di
         process = installation.start("-m", "tests.wine.compile_job", json.dumps(job))
         limit = row.limit_s * len(platforms)
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (limit, limit))
-        output, _ = process.communicate(timeout=HUNG_S)
+        output = _output_of(process)
         lines = _lines(output)
         found = {line["platform"]: _result(row, line, Path(room) / line["platform"], store) for line in lines}
     if process.returncode in {-signal.SIGKILL, -signal.SIGXCPU}:
@@ -111,6 +115,16 @@ def compile_row(installation: Windows, row: Row, platforms: Sequence[str]) -> di
     if len(found) < len(platforms):
         raise RuntimeError(f"the compiler ended with status {process.returncode}: {output[-2000:].strip()}")
     return found
+
+
+def _output_of(process: subprocess.Popen[str]) -> str:
+    """What a process printed until it ended: Wine's services hold its pipe as long as anything uses the same Wine."""
+    printed: list[str] = []
+    reader = threading.Thread(target=lambda: printed.extend(process.stdout or ()), daemon=True)
+    reader.start()
+    process.wait(timeout=HUNG_S)
+    reader.join(timeout=DRAIN_S)
+    return "".join(printed)
 
 
 def _lines(output: str) -> list[dict[str, Any]]:
@@ -182,7 +196,6 @@ def model_store() -> Path:
 def store_with(model: str) -> Path:
     """The store that has it: the user's for the embedded ones, else one that is made once."""
     embedded = ModelStore(model_store())
-    made_by = _recipe("tests/support", "worker_node/models/convert")
     if model in {EMBEDDER, GENERATOR}:
         return embedded.root
     if model == VISION:
@@ -198,13 +211,10 @@ def store_with(model: str) -> Path:
             pull = ("pull", GENERATOR, "--quantization", form, "--name", model, "--model-store", directory)
             output_of(sys.executable, "-m", "worker_node", *pull, NPU_NODE_URL="none")
 
-    return kept(f"compiled-{model}", make, made_by)
-
-
-def _recipe(*directories: str) -> str:
-    """What a kept model is made by."""
-    sources = sorted(path for each in directories for path in (ROOT / each).glob("*.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    support = [ROOT / "tests" / "support" / name for name in ("whisper.py", "cross_encoders.py")]
+    sources = [*support, *sorted((ROOT / "worker_node" / "models" / "convert").glob("*.py"))]
+    recipe = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    return kept(f"compiled-{model}", make, recipe)
 
 
 def differences(row: str, known: Result | None, found: Result) -> list[str]:

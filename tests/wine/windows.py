@@ -211,7 +211,7 @@ def _complex_functions(packages: Path) -> tuple[str, str, list[Path]]:
         for table in imports.split("DLL Name: ")[1:]:
             if table.startswith(_MATH):
                 users.append(file)
-                needed |= set(re.findall(r"^\s+[0-9a-f]+\s+\d+\s+(\w+)$", table, re.MULTILINE))
+                needed |= set(re.findall(r"^\s+[0-9a-f]+\s+(?:<none>\s+)?[0-9a-f]+\s+(\w+)$", table, re.MULTILINE))
     lines = [
         "#include <complex.h>",
         "typedef struct { float re, im; } pairf;",

@@ -42,7 +42,8 @@ class Expectation:
     def of(cls, predicted: Range | None, unit: str) -> Expectation:
         if predicted is None:
             return cls()
-        return cls(f"; Intel's compiler predicts {predicted[0]:g} to {predicted[1]:g} {unit}", predicted)
+        least, most = sorted(predicted)
+        return cls(f"; Intel's compiler predicts {least:g} to {most:g} {unit}", predicted)
 
 
 @cache

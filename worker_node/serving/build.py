@@ -92,7 +92,10 @@ class Machine:
 
     def target(self, installed: InstalledModel, wanted: ModelSettings, device: Device) -> Target:
         memory = self.settings.memory_budget or machine_memory().total
-        return Target(installed, wanted, device, self.emulates(device), memory)
+        emulated, info = self.emulates(device), self.probe.find(device)
+        real = device is Device.NPU and not emulated and info is not None
+        architecture = info.properties.get("DEVICE_ARCHITECTURE") if real and info is not None else None
+        return Target(installed, wanted, device, emulated, memory, architecture)
 
 
 def configured_models(machine: Machine) -> list[ServedModel | FailedModel]:

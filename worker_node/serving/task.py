@@ -31,7 +31,7 @@ _RUNTIME = 256 * 2**20
 class Target:
     """The model and the device that an engine is planned for.
 
-    All models together may take `memory` bytes; None where nobody knows.
+    All models together may take `memory` bytes; None where nobody knows. `architecture` is that of a real NPU.
     """
 
     installed: InstalledModel
@@ -39,6 +39,7 @@ class Target:
     device: Device
     emulated: bool
     memory: int | None
+    architecture: str | None = None
 
     def footprint(self, per_byte: float = 1.2, extra: int = 0) -> int:
         """Resident bytes of an engine process: the runtime, `per_byte` for each byte of weights, and `extra`."""
