@@ -60,7 +60,7 @@ async def run(node, _store, quick):
 
 
 async def conversations(_node, _store, quick):
-    """Measure turns 2 to 5 with and without the cache, in turn; print; return the figures."""
+    """Measure and print; return the figures."""
     rng = random.Random(1)
     nodes = [
         start_node(
@@ -73,25 +73,27 @@ async def conversations(_node, _store, quick):
     ]
     with nodes[0] as without, nodes[1] as caching:
         async with session() as http:
+            cpu = {without.url: [], caching.url: []}
 
-            async def later_turns(node, clock):
-                clock = partial(clock, node.engine_pids()[MODEL])
+            async def later_turns(node):
+                pid = node.engine_pids()[MODEL]
                 prompt, times = _tokens(rng, SYSTEM_TOKENS), []
                 for _ in range(TURNS):
                     prompt += _tokens(rng, TURN_TOKENS)
-                    before = clock()
+                    before, used = time.perf_counter(), cpu_seconds(pid)
                     await _first_token(http, node.url, prompt)
-                    times.append(clock() - before)
-                return statistics.fmean(times[1:]) * 1e3
+                    times.append((time.perf_counter() - before, cpu_seconds(pid) - used))
+                seconds, used = (statistics.fmean(each) for each in zip(*times[1:], strict=True))
+                cpu[node.url].append(used)
+                return seconds * 1e3
 
-            figures = []
-            clocks = {"Time": lambda _pid: time.perf_counter(), "CPU time of the engine": cpu_seconds}
-            for what, clock in clocks.items():
-                contenders = [
-                    Contender("turns 2 to 5, no prefix cache", partial(later_turns, without, clock)),
-                    Contender("turns 2 to 5", partial(later_turns, caching, clock)),
-                ]
-                figures += await in_turn(f"{what} to the first token", "ms", contenders, 2 if quick else 5)
+            contenders = [
+                Contender("turns 2 to 5 without a prefix cache", partial(later_turns, without)),
+                Contender("turns 2 to 5", partial(later_turns, caching)),
+            ]
+            figures = await in_turn("Time to the first token", "ms", contenders, 2 if quick else 5)
+    without, caching = (statistics.median(used) for used in cpu.values())
+    print(f"  CPU time of the engine: {caching / without:.3f} of that without the cache\n", flush=True)
     return to_json(figures)
 
 

@@ -141,7 +141,7 @@ async def test_what_prewarm_names_is_in_the_cache_before_the_first_request(envir
     text = tmp_path / "agent.txt"
     text.write_text(SYSTEM * 2)
     with node_on_npu(tmp_path, f'prewarm = ["{text}"]', **environment) as node:
-        node.wait_for(lambda body: body["models"][0]["engines"][0]["prewarm"] == "done", timeout=60)
+        node.wait_for(lambda body: body["models"][0]["engines"][0]["prewarm"] == "done", timeout=240)
         assert await counted(http, node) == {"asked": 0, "hit": 0}
         async with http.get(node.url + "/metrics") as reply:
             assert "npu_node_time_to_first_token_seconds_count" not in await reply.text()

@@ -224,6 +224,10 @@ OF_WINE = {
     f"{UNIT}/sandbox/test_pool.py::test_a_call_over_a_bound_is_refused_and_the_next_one_runs[take_memory-memory]": (
         "Wine limits no job's memory"
     ),
+    f"{UNIT}/models/test_gguf_conversion.py": (
+        "the process ends with a page fault when a graph that OpenVINO read from GGUF is freed; whether it does on "
+        "Windows, too, was not seen"
+    ),
 }
 GROUPS = (
     ("tests/windows",),

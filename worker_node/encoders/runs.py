@@ -50,6 +50,7 @@ class OverlappingRunner(RowRunner):
         self._static_rows = rows
         self._names: frozenset[str] = frozenset()
         self._meter = OverlappingRuns(busy_meter(None, spec.energy_meter(), stand_in=False))
+
         self._active: list[Slot] = []
         self._said: list[int] = []
         self._failure: str | None = None
@@ -116,19 +117,23 @@ class OverlappingRunner(RowRunner):
         others = bool(jobs) and jobs != self._said
         if outcomes:
             emit(outcomes[0] if len(outcomes) == 1 and not others else OutcomeBatch(outcomes, others))
+
         if others:
             # Before they start: one of them may end the process.
             self._said = jobs
             emit(Running(jobs))
+
         for slot in starting:
             self._start(slot)
         self.throughput.mark_progress(now, saturated=self._saturated())
+
         if self._failure is not None and not self._active:
             raise DeviceBroken(self._failure)
 
     def _fill(self, slot: Slot, batch: list[Waiting]) -> Slot:
         slot.home.remove(slot)
         self._active.append(slot)
+
         shape = (self._static_rows or len(batch), self._limits.padded(batch[0].length))
         slot.batch, slot.tokens = batch, shape[0] * shape[1]
         slot.inputs = self.inputs(batch, shape, self._names)
@@ -146,6 +151,7 @@ class OverlappingRunner(RowRunner):
         """The results of jobs whose last row has finished."""
         with contextlib.suppress(BlockingIOError):
             self._wake.recv(4096)
+
         results: list[RowResult] = []
         while self._finished:
             slot = self._finished.popleft()
@@ -163,6 +169,7 @@ class OverlappingRunner(RowRunner):
         if error is not None:
             self._failure = self._failure or f"the {self._device} failed in a run: {brief(error)}"
             self._failed_jobs |= {waiting.job_id for waiting in slot.batch}
+
         self._active.remove(slot)
         slot.batch, slot.inputs = [], {}
         slot.home.append(slot)

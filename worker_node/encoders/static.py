@@ -47,6 +47,7 @@ class StaticEncoder(OverlappingRunner):
         longest, rows = self._options.npu_buckets[-1], self._options.npu_batch_size
         limits = BatchLimits(longest * rows, rows, lengths=self._options.npu_buckets)
         super().__init__(spec, limits=limits, rows=rows)
+
         self._compiled: dict[int, ov.CompiledModel] = {}
         self._idle: dict[int, list[Slot]] = {}
         self._at_once = 1
@@ -69,6 +70,7 @@ class StaticEncoder(OverlappingRunner):
         require_npu(core, options.compiler_config, emulated=emulated)
         meter = busy_meter(options.busy_counter, self._spec.energy_meter(), stand_in=options.stand_in)
         self._meter = OverlappingRuns(meter)
+
         blobs = ModelBlobs(
             self._spec.model_id,
             Path(self._spec.path),
@@ -77,6 +79,7 @@ class StaticEncoder(OverlappingRunner):
             emulated,
             platform=options.platform,
         )
+
         for length, compiled in self._models(core, blobs):
             self._compiled[length] = compiled
             if options.platform is not None:
@@ -86,6 +89,7 @@ class StaticEncoder(OverlappingRunner):
         recommended = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         self._at_once = max(1, options.infer_requests or recommended)
         meter.rest()
+
         name, driver = describe_npu(core, emulated=emulated)
         shapes, imported = len(self._compiled), options.blobs is not None
         return Loaded(
@@ -103,6 +107,7 @@ class StaticEncoder(OverlappingRunner):
         # Without it the plugin recommends one run at a time.
         usual = "LATENCY" if options.infer_requests == 1 else "THROUGHPUT"
         hint = {"PERFORMANCE_HINT": options.plugin_config.get("PERFORMANCE_HINT", usual)}
+
         if options.blobs is not None:
             source = Path(options.blobs).expanduser()
             properties = hint | blobs.checked(core, source)

@@ -43,7 +43,6 @@ SETTING_OF: Mapping[str, str] = {
     "NPUW_LLM_GENERATE_ATTENTION_HINT": "generate_attention_hint",
     "NPUW_LLM_PREFILL_ATTENTION_HINT": "prefill_attention_hint",
     "NPUW_LLM_PREFILL_CHUNK_SIZE": "prefill_chunk_size",
-    "NPUW_LLM_PREFIX_CACHING_BLOCK_SIZE": "prefix_cache_block_size",
     "NPUW_LLM_PREFIX_CACHING_MAX_NUM_BLOCKS": "prefix_cache_max_num_blocks",
     "PREFILL_HINT": "prefill_hint",
 }

@@ -44,6 +44,7 @@ _LEAST_CHUNK = 64
 _PLAIN_WINDOW = 2048
 # Measured on the emulated NPU: the prefill and the generation have their own KV caches, and work on copies.
 _CACHE_COPIES = 4
+_BLOCK_SIZE = "NPUW_LLM_PREFIX_CACHING_BLOCK_SIZE"
 # Resident bytes for each byte of weights, measured on Linux with OpenVINO 2026.4: the CPU plugin repacks int4 and int8.
 _CONTINUOUS, _STATEFUL = 2.0, 2.5
 # What is kept for prompts that begin alike: some long prompts and the traffic between their repetitions.
@@ -121,7 +122,7 @@ class _Generate(ServedTask[GenerationModel]):
         match plan.options:
             case ContinuousOptions() as options:
                 step, piece = (BLOCK_TOKENS, None) if options.caches_prefixes else (0, None)
-            case StatefulOptions(prefill_chunk_size=chunk) as options if options.prefix_cache_block_size is not None:
+            case StatefulOptions(prefill_chunk_size=chunk) as options if options.caches_prefixes:
                 # The prefill of an NPU cannot be interrupted, so that requests wait for one chunk at most.
                 step, piece = chunk or 0, chunk
             case _:
@@ -195,15 +196,15 @@ def _stateful(given: StatefulOptions, target: Target) -> EnginePlan:
         # The NPU's cache is taken whether it is used or not.
         taken = "an unknown amount" if window is None else f"{window / 2**20:.0f} MiB"
         notes = (*notes, f"max_prompt_len {prompt} makes static shapes of {total} tokens: {taken} of memory")
-    block, blocks = options.prefix_cache_block_size or 0, options.prefix_cache_max_num_blocks or 0
-    kept = kv_cache_bytes(path, block * blocks) or 0
+    chunk, blocks = options.prefill_chunk_size or 0, options.prefix_cache_max_num_blocks or 0
+    kept = kv_cache_bytes(path, chunk * blocks) or 0
     return EnginePlan(
         options=options,
         admission=AdmissionLimits(64, sequences=1),
         prompt_limit=prompt,
         total_limit=total,
         memory=target.footprint(_STATEFUL, (window or 0) + kept),
-        lengths=(prompt, given.min_response_len, options.prefill_chunk_size or 0, block, blocks),
+        lengths=(prompt, given.min_response_len, chunk, blocks),
         lacks=frozenset({"n", "logprobs", "beam_search"}),
         notes=notes,
     )
@@ -231,11 +232,8 @@ def _power_of_two(most: int) -> int:
 
 
 def _with_prefix_cache(given: StatefulOptions, target: Target) -> tuple[StatefulOptions, tuple[str, ...]]:
-    """The options with the size of the prefix cache, or without a cache where it can hold nothing, and why.
-
-    Raises ConfigurationError for blocks that do not fit a chunk.
-    """
-    off = replace(given, enable_prefix_caching=False, prefix_cache_block_size=None, prefix_cache_max_num_blocks=None)
+    """The options with the size of the prefix cache, or without a cache where it can hold nothing, and why."""
+    off = replace(given, enable_prefix_caching=False, prefix_cache_max_num_blocks=None)
     if not given.enable_prefix_caching:
         return off, ()
     chunk = given.prefill_chunk_size
@@ -244,17 +242,14 @@ def _with_prefix_cache(given: StatefulOptions, target: Target) -> tuple[Stateful
         return off, (
             f"there is no prefix cache: {problem}",
         ) if "enable_prefix_caching" in target.wanted.options else ()
-    block: Any = given.prefix_cache_block_size or chunk
-    if block > chunk:
-        raise target.wanted.error(
-            "prefix_cache_block_size",
-            f"prefix_cache_block_size must be at most prefill_chunk_size ({chunk}), got {block}; leave it out",
-        )
+    config, notes = dict(given.plugin_config), tuple[str, ...]()
+    if config.pop(_BLOCK_SIZE, chunk) != chunk:
+        notes = (f"{_BLOCK_SIZE} is ignored: blocks are whole chunks, of {chunk} tokens",)
     blocks = given.prefix_cache_max_num_blocks
     if blocks is None:
         # A power of two: little changes of the memory budget do not make the model be compiled again.
-        blocks = _power_of_two(_affordable_tokens(target) // block)
-    return replace(given, prefix_cache_block_size=block, prefix_cache_max_num_blocks=blocks), ()
+        blocks = _power_of_two(_affordable_tokens(target) // chunk)
+    return replace(given, prefix_cache_max_num_blocks=blocks, plugin_config=config), notes
 
 
 def _affordable_tokens(target: Target) -> int:
@@ -350,6 +345,7 @@ def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Cana
             tokens=np.asarray(prompt, TOKEN_DTYPE).tobytes(),
             max_new_tokens=known.max_new_tokens,
             deadline=time.monotonic() + CANARY_TIMEOUT_S,
+            internal=True,
         )
         async with aclosing(engine.run(job, TokenDelta)) as deltas:
             answer = tokenizer.decode([token async for delta in deltas for token in delta.tokens])
@@ -404,7 +400,7 @@ def _prewarm(jobs: Sequence[tuple[bytes, Sequence[int]]]) -> Prewarm:
         for tokens, ends in jobs:
             for end in ends:
                 deadline = time.monotonic() + _PREWARM_TIMEOUT_S
-                whole = GenerateJob(0, tokens, 1, deadline, interactive=False, prewarm=True)
+                whole = GenerateJob(0, tokens, 1, deadline, interactive=False, internal=True)
                 async with aclosing(engine.run(whole.beginning(end), TokenDelta)) as deltas:
                     async for _ in deltas:
                         pass

@@ -164,7 +164,7 @@ class ContinuousRunner:
         if prompt.begun is None:
             self._meter.begin(job.id)
         if self._options.enable_prefix_caching and prompt.begun is None:
-            hit = self._prefixes.look_up(prompt.job.tokens, counted=not prompt.job.prewarm)
+            hit = self._prefixes.look_up(prompt.job.tokens, counted=not prompt.job.internal)
             if self._finds_prefixes:
                 prompt.reused = min(hit, prompt.job.prompt_tokens - 1)
             self._prefills.spared(prompt.job.prompt_tokens - prompt.left)
@@ -215,7 +215,8 @@ class ContinuousRunner:
         began = time.monotonic()
         self._pipeline.step()
         seconds = time.monotonic() - began
-        self._meter.divide()
+        if self._running:
+            self._meter.divide()
         self._steps += 1
         self._stepped += len(self._running)
         for running, tokens in zip(prompts, taken, strict=True):

@@ -86,8 +86,8 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     The `sampling` has no fields of `EDGE_ONLY`; its `stop_token_ids` must be of the model's vocabulary. `grammar` is
     EBNF that the runtime is known to read: one that it cannot read would break the pipeline for good. Engines with
     vision take the `vision_prompt`; then `tokens` are those of its text. An answer that is streamed must have begun by
-    the `deadline`, and may go on until `streamed_until`. With `prewarm` the node itself fills the prefix cache: no
-    caller's prompt, so it is not counted as one.
+    the `deadline`, and may go on until `streamed_until`. An `internal` job is the node's own, such as a canary's, and
+    its prompt is not counted as a caller's.
     """
 
     id: int
@@ -99,7 +99,7 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     grammar: str | None = None
     vision_prompt: ImagePrompt | None = None
     streamed_until: float = 0.0
-    prewarm: bool = False
+    internal: bool = False
 
     @property
     def ends(self) -> float:
@@ -115,7 +115,7 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
         """Return the job that only computes the first `count` tokens of the prompt."""
         tokens = self.tokens[: count * TOKEN_BYTES]
         sampling = Sampling(ignore_eos=True)
-        return GenerateJob(self.id, tokens, 1, self.deadline, sampling, self.interactive, prewarm=self.prewarm)
+        return GenerateJob(self.id, tokens, 1, self.deadline, sampling, self.interactive, internal=self.internal)
 
     def timeless(self) -> GenerateJob:
         return msgspec.structs.replace(self, id=0, deadline=0.0, streamed_until=0.0, interactive=True, max_new_tokens=0)

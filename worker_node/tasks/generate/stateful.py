@@ -39,7 +39,7 @@ from worker_node.engines.protocol import (
     SerialRunner,
 )
 from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
-from worker_node.tasks.generate.prefixes import PrefixHits
+from worker_node.tasks.generate.prefixes import ChunkCache
 from worker_node.tasks.generate.sampling import generation_config
 from worker_node.tasks.generate.task import StatefulOptions
 
@@ -80,7 +80,7 @@ class PipelineRunner(SerialRunner[GenerateJob]):
     jobs = GenerateJob
     _defaults: genai.GenerationConfig
     _meter: BusyMeter
-    _prefixes: PrefixHits | None = None
+    _prefixes: ChunkCache | None = None
 
     @abstractmethod
     def _generate(self, job: GenerateJob, streamer: TokenStreamer) -> Any:
@@ -98,10 +98,6 @@ class PipelineRunner(SerialRunner[GenerateJob]):
         """The exact size of the prompt, where the edge cannot know it."""
         return None
 
-    def _reusable(self, job: GenerateJob) -> int:  # noqa: ARG002
-        """Tokens of the prompt that the pipeline takes from its prefix cache, at most."""
-        return 0
-
     def stats(self) -> EngineStats:
         stats, prefixes = super().stats(), self._prefixes
         if prefixes is None:
@@ -118,7 +114,7 @@ class PipelineRunner(SerialRunner[GenerateJob]):
         meter, started = self._meter, time.monotonic()
         first, cached = True, None
         if self._prefixes is not None:
-            cached = self._prefixes.look_up(job.tokens, most=self._reusable(job), counted=not job.prewarm)
+            cached = self._prefixes.look_up(job.tokens, counted=not job.internal)
 
         def delta(tokens: list[int], busy: Busy, finish: str | None = None, size: int | None = None) -> TokenDelta:
             """The first one reports the start and the prefill. The edge may end the answer after any of them."""
@@ -155,7 +151,7 @@ class PipelineRunner(SerialRunner[GenerateJob]):
             return
         # The prefill cannot be interrupted, so what was cancelled has been computed to its end, too.
         if self._prefixes is not None:
-            self._prefixes.computed(job.tokens)
+            self._prefixes.computed(job.tokens, cached or 0)
         busy = meter.end()
         if streamer.failure is not None:
             raise streamer.failure
@@ -207,10 +203,9 @@ class StatefulRunner(PipelineRunner):
         super().__init__()
         self._spec = spec
         self._options = options = options_in(spec, StatefulOptions)
-        if (block := options.prefix_cache_block_size) is not None:
-            # OpenVINO keeps whole chunks, and takes whole chunks from its cache.
-            chunk = options.prefill_chunk_size or block
-            self._prefixes = PrefixHits((options.prefix_cache_max_num_blocks or 0) * block // chunk, chunk)
+        if options.caches_prefixes:
+            most, chunk = options.prefix_cache_max_num_blocks or 1, options.prefill_chunk_size or 1
+            self._prefixes = ChunkCache(most, chunk, options.max_prompt_len)
 
     def load(self) -> Loaded:
         began = time.monotonic()
@@ -286,11 +281,6 @@ class StatefulRunner(PipelineRunner):
     def _failure(self, _job: GenerateJob, error: RuntimeError) -> Failed:
         # The job was examined before, so this is the device or its driver, and every next job would meet it too.
         raise DeviceBroken(f"the NPU failed in a generation: {brief(error)}") from None
-
-    def _reusable(self, job: GenerateJob) -> int:
-        window, chunk = self._options.max_prompt_len, self._options.prefill_chunk_size or 1
-        # The last chunk of the prompt, and of the window, is computed in any case.
-        return min(-(-window // chunk) * chunk - chunk, (job.prompt_tokens - 1) // chunk * chunk)
 
     def _limit(self) -> int:
         return self._options.max_prompt_len

@@ -157,33 +157,28 @@ class StatefulOptions(BlobOptions):
         Option("the same for the tokens of an answer", default="OpenVINO's own"),
     ] = None
     enable_prefix_caching: EnablePrefixCaching = True
-    prefix_cache_block_size: Annotated[
-        Chunk | None,
-        Option(
-            "tokens of one block of the NPU's prefix cache, at most prefill_chunk_size; smaller blocks save nothing, "
-            "since OpenVINO reuses whole chunks only",
-            default="prefill_chunk_size",
-        ),
-    ] = None
     prefix_cache_max_num_blocks: Annotated[
         int | None,
         Ge(1),
         Le(65_536),
         Option(
-            "blocks that the NPU's prefix cache keeps; memory is taken as it fills",
+            "blocks of prefill_chunk_size tokens that the NPU's prefix cache keeps; memory is taken as it fills",
             default="as many as hold 16384 tokens, in at most a 16th of the memory budget",
         ),
     ] = None
 
+    @property
+    def caches_prefixes(self) -> bool:
+        return self.enable_prefix_caching and self.prefix_cache_max_num_blocks is not None
+
     def compiled_in(self) -> dict[str, Any]:
-        # The size of a block says whether there is a cache. How many there are follows from the memory of the machine
-        # that compiles, and may differ where a blob is loaded.
-        beside = {"enable_prefix_caching", "prefix_cache_max_num_blocks"}
-        return {name: value for name, value in super().compiled_in().items() if name not in beside}
+        # How many blocks there are follows from the memory of the machine that compiles, and may differ elsewhere.
+        found = super().compiled_in()
+        return found | {"enable_prefix_caching": self.caches_prefixes, "prefix_cache_max_num_blocks": None}
 
     def properties(self) -> dict[str, Any]:
         """GenAI's and OpenVINO's properties; None leaves one to them."""
-        caches = self.prefix_cache_block_size is not None
+        caches = self.caches_prefixes
         return {
             "MAX_PROMPT_LEN": self.max_prompt_len,
             "MIN_RESPONSE_LEN": self.min_response_len,
@@ -193,7 +188,9 @@ class StatefulOptions(BlobOptions):
             "NPUW_LLM_PREFILL_ATTENTION_HINT": self.prefill_attention_hint,
             "NPUW_LLM_GENERATE_ATTENTION_HINT": self.generate_attention_hint,
             "NPUW_LLM_ENABLE_PREFIX_CACHING": "YES" if caches else None,
-            "NPUW_LLM_PREFIX_CACHING_BLOCK_SIZE": self.prefix_cache_block_size if caches else None,
+            # OpenVINO takes whole chunks from its cache. With smaller blocks it takes a part of one for some prompts
+            # (2026.4.1), and their answers are no longer those without the cache.
+            "NPUW_LLM_PREFIX_CACHING_BLOCK_SIZE": self.prefill_chunk_size if caches else None,
             "NPUW_LLM_PREFIX_CACHING_MAX_NUM_BLOCKS": self.prefix_cache_max_num_blocks if caches else None,
         }
 

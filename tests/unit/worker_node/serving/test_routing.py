@@ -228,7 +228,7 @@ async def test_a_request_that_comes_while_the_engine_is_started_again_waits_for_
     (finding,) = await begun(select_placement(wanted, context()))
     assert wanted.placements[0].admission.outstanding == 1
     engine.set(EngineState.STARTING)
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.02)  # longer than a tick of Windows' clock
     engine.set(EngineState.READY)
     place = await finding
     assert (place.route.device, place.route.reason) == (Device.CPU, "preferred")

@@ -63,7 +63,7 @@ def test_all_problems_of_a_model_are_told_together():
 
 NATIVE = """{ MAX_PROMPT_LEN = 2048, MIN_RESPONSE_LEN = 256, PREFILL_HINT = "STATIC", GENERATE_HINT = "BEST_PERF",
   NPUW_LLM_PREFILL_CHUNK_SIZE = 512, CACHE_DIR = "/cache", NPUW_LLM_ENABLE_PREFIX_CACHING = "NO",
-  NPUW_LLM_PREFIX_CACHING_BLOCK_SIZE = 256, NPUW_LLM_PREFIX_CACHING_MAX_NUM_BLOCKS = 32,
+  NPUW_LLM_PREFIX_CACHING_MAX_NUM_BLOCKS = 32,
   NPUW_LLM_PREFILL_ATTENTION_HINT = "PYRAMID", NPUW_LLM_GENERATE_ATTENTION_HINT = "STATIC",
   NPUW_DQ = "NO" }"""
 
@@ -87,7 +87,6 @@ def test_properties_of_the_npu_that_are_settings_here_are_taken_as_these(lines):
         prefill_attention_hint="PYRAMID",
         generate_attention_hint="STATIC",
         enable_prefix_caching=False,
-        prefix_cache_block_size=256,
         prefix_cache_max_num_blocks=32,
     )
     assert wanted.compile_cache == Path("/cache")

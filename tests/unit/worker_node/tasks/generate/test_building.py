@@ -97,20 +97,17 @@ def test_a_window_has_several_chunks_where_prompts_are_kept(store, npu, wanted, 
     options = plan(store, Device.NPU, npu=npu, **wanted).options
     caches = wanted.get("enable_prefix_caching", True)
     assert options.prefill_chunk_size == chunk
-    assert options.prefix_cache_block_size == (chunk if caches else None)
-    assert options.properties().get("NPUW_LLM_ENABLE_PREFIX_CACHING") == ("YES" if caches else None)
+    assert options.properties()["NPUW_LLM_PREFIX_CACHING_BLOCK_SIZE"] == (chunk if caches else None)
+    assert options.properties()["NPUW_LLM_ENABLE_PREFIX_CACHING"] == ("YES" if caches else None)
 
 
-@given(budget=st.integers(1, 2**36), block=st.sampled_from([None, 16, 64, 256]))
-def test_the_prefix_cache_takes_a_16th_of_the_memory_at_most(store_of_all, budget, block):
-    wanted = {} if block is None else {"prefix_cache_block_size": block}
-    found = plan(store_of_all, Device.NPU, budget, **wanted)
-    size, blocks = found.options.prefix_cache_block_size, found.options.prefix_cache_max_num_blocks
-    assert size == (block or 256)
+@given(budget=st.integers(1, 2**36), size=st.sampled_from([16, 64, 256, 512]))
+def test_the_prefix_cache_takes_a_16th_of_the_memory_at_most(store_of_all, budget, size):
+    found = plan(store_of_all, Device.NPU, budget, prefill_chunk_size=size)
+    blocks = found.options.prefix_cache_max_num_blocks
     assert blocks == 1 or size * blocks * TOKEN <= budget / 16
     assert size * blocks <= 16_384
     assert size * (2 * blocks) > 16_384 or size * (2 * blocks) * TOKEN > budget / 16, "it could have held twice as much"
-    assert 256 % size == 0
     assert blocks.bit_count() == 1, "little changes of the budget change nothing that is compiled"
 
 
@@ -143,8 +140,15 @@ def test_without_chunks_there_is_no_prefix_cache_and_whoever_asks_for_it_is_told
     assert not found.options.enable_prefix_caching
     assert any("there is no prefix cache" in note for note in found.notes)
     assert plan(store, Device.NPU, prefill_hint="STATIC").notes == ()
-    with pytest.raises(ConfigurationError, match="at most prefill_chunk_size \\(64\\), got 128"):
-        plan(store, Device.NPU, prefill_chunk_size=64, prefix_cache_block_size=128)
+
+
+def test_blocks_are_whole_chunks_whatever_is_asked_for(store):
+    machine = Machine(NodeSettings(model_store=store), Probe((), "test"), NPU)
+    asked = {"NPUW_LLM_PREFIX_CACHING_BLOCK_SIZE": 64, "NPUW_DQ": "NO"}
+    place = PlacementSettings(device=Device.NPU, plugin_config=asked)
+    found = plan_engine(GENERATE, ModelStore(store).get("large"), ModelSettings(name="large"), place, machine)
+    assert found.options.plugin_config == {"NPUW_DQ": "NO"}
+    assert found.notes == ("NPUW_LLM_PREFIX_CACHING_BLOCK_SIZE is ignored: blocks are whole chunks, of 256 tokens",)
 
 
 # What is computed ahead.

@@ -6,11 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import openvino_genai as genai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.protocol import DeviceBroken, EngineSpec, EngineStats, Failed, NativeCall
 from worker_node.tasks.generate import stateful
 from worker_node.tasks.generate.messages import GenerateJob, Sampling, Step
+from worker_node.tasks.generate.prefixes import ChunkCache
 from worker_node.tasks.generate.stateful import StatefulRunner
 
 FAR = 1e12
@@ -219,7 +222,7 @@ def test_a_device_that_fails_in_a_run_is_not_used_again(rig):
 
 # The prefix cache, in chunks of 16 tokens.
 
-CACHES = {"prefill_chunk_size": 16, "prefix_cache_block_size": 16, "prefix_cache_max_num_blocks": 5}
+CACHES = {"prefill_chunk_size": 16, "prefix_cache_max_num_blocks": 5}
 
 
 @pytest.fixture
@@ -274,7 +277,7 @@ def test_the_cache_forgets_what_was_used_least_recently(caching):
 
 
 def test_what_is_computed_ahead_is_no_prompt_of_a_caller(caching):
-    ahead = job(1, length=40, interactive=False, prewarm=True)
+    ahead = job(1, length=40, interactive=False, internal=True)
     for end in (16, 32):
         caching.runner.submit(ahead.beginning(end))
         caching.run()
@@ -288,3 +291,31 @@ def test_an_engine_without_a_prefix_cache_knows_of_none(rig):
     rig.runner.submit(job(1, max_new_tokens=1))
     rig.run()
     assert cached(rig, 1)[0] is None
+
+
+@given(
+    prompts=st.lists(st.text("abc", min_size=1, max_size=8), min_size=1, max_size=30),
+    most=st.integers(1, 12),
+    tail=st.integers(0, 3),
+)
+def test_no_more_is_found_than_was_computed_and_what_has_room_is_found_again(prompts, most, tail):
+    """Prompts of chunks of four tokens, a letter each, with a tail that is no whole chunk; a window of eight chunks."""
+    cache, computed = ChunkCache(most, chunk=4, window=32), set()
+    for letters in prompts:
+        tokens = np.array([ord(letter) for letter in letters for _ in range(4)] + [0] * tail, "<i4")[:32]
+        hit = cache.look_up(tokens.tobytes())
+        assert hit % 4 == 0
+        assert hit == 0 or letters[: hit // 4] in computed
+        assert hit < len(tokens), "the first token of the answer needs a chunk"
+        cache.computed(tokens.tobytes(), hit)
+        assert len(cache) <= most
+        if most >= len(letters):
+            assert cache.look_up(tokens.tobytes()) == min((len(tokens) - 1) // 4, 7) * 4
+        computed |= {letters[:end] for end in range(len(letters) + 1)}
+
+
+def test_a_prompt_that_is_larger_than_the_cache_keeps_its_beginning():
+    cache = ChunkCache(most=2, chunk=4, window=64)
+    tokens = np.arange(40, dtype="<i4").tobytes()
+    cache.computed(tokens, cache.look_up(tokens))
+    assert (cache.look_up(tokens), len(cache)) == (8, 2)
