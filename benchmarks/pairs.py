@@ -1,6 +1,7 @@
 """Two checkouts of the node side by side, each loaded for some seconds in turn: this one ÷ the other, by medians.
 
     python -m benchmarks.pairs /path/to/the/other/checkout [--pairs 7] [--seconds 4] [--only chat]
+    python -m benchmarks.pairs . --set NPU_NODE_ENERGY_SYSFS=/tmp/sysfs       # what one setting costs
 
 Both nodes run all the time, so whatever else the machine does meets both; the one that is not asked is idle.
 """
@@ -22,11 +23,11 @@ HERE = Path(__file__).parents[1]
 CHAT = {"model": "smollm2-135m-instruct", "max_tokens": 64, "temperature": 0, "stream": True, "ignore_eos": True}
 
 
-def start(tree):
+def start(tree, **settings):
     """A node of that checkout; returns its process and its URL."""
     command = [sys.executable, "-m", "worker_node", "serve", "--port", "0", "--log-level", "warning"]
     path = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH")]))
-    env = os.environ | {"PYTHONPATH": path, "NPU_NODE_EMBEDDING_CACHE": "0"}
+    env = os.environ | {"PYTHONPATH": path, "NPU_NODE_EMBEDDING_CACHE": "0"} | settings
     process = subprocess.Popen(command, cwd=tree, env=env, stdout=subprocess.PIPE, text=True)
     line = process.stdout.readline()
     assert line.startswith("listening on "), f"the node of {tree} said {line!r}"
@@ -62,8 +63,8 @@ async def rate(callers, seconds, once):
     return done, time.perf_counter() - began
 
 
-async def main(other, pairs, seconds, wanted):
-    trees = {"this": start(HERE), "other": start(other)}
+async def main(other, pairs, seconds, wanted, settings):
+    trees = {"this": start(HERE, **settings), "other": start(other)}
     kinds = {
         "embeddings, 32 callers": (32, lambda http, url, number: embed(http, url, number, 1)),
         "embeddings, 64 texts a request": (1, lambda http, url, number: embed(http, url, number, 64)),
@@ -103,5 +104,7 @@ if __name__ == "__main__":
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--only", default="", help="embeddings or chat")
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a variable of this one alone")
     options = parser.parse_args()
-    asyncio.run(main(options.other.resolve(), options.pairs, options.seconds, options.only))
+    variables = dict(pair.split("=", 1) for pair in options.set)
+    asyncio.run(main(options.other.resolve(), options.pairs, options.seconds, options.only, variables))

@@ -3,7 +3,7 @@
 A task is a package. Its module `task` holds `TASK`, a `Task`, which names the parts that the layers of the node need.
 They are imported only where they are needed, so that an engine process imports no HTTP and `npu-node list` no OpenVINO.
 The node's own tasks are the packages in `worker_node/tasks`; others are installed beside the node and declare an entry
-point in the group `npu_node.tasks` (docs/architecture.md, "Adding a task").
+point in the group `npu_node.tasks` (CONTRIBUTING.md, "Adding a task").
 """
 
 from __future__ import annotations

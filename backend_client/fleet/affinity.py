@@ -21,12 +21,15 @@ _CONVERSATIONS = 4096
 class Affinity:
     """Sends the requests of a conversation to one node, which has the beginning of its prompt in its prefix cache.
 
-    It is the node that was asked last, for the last few thousand conversations. Others get the less loaded of two nodes
-    by rendezvous hashing: all clients of a fleet agree on it, and when a node comes or goes no conversation of another
-    node moves. A node gets no request of a conversation while its work is above 1.25 of the mean, and more than one
-    request: below that, the mean says nothing.
+    It is the node that was asked last, for the last few thousand conversations.
+    Others get the less loaded of two nodes by rendezvous hashing: all clients of a fleet agree on it,
+    and when a node comes or goes no conversation of another node moves.
 
-    `hits` counts requests that went to the node of their conversation, `misses` those that went to another one.
+    A node gets no request of a conversation while its work is above 1.25 of the mean,
+    and more than one request: below that, the mean says nothing.
+
+    `hits` counts requests that went to the node of their conversation,
+    `misses` those that went to another one.
     """
 
     def __init__(self) -> None:
@@ -39,32 +42,41 @@ class Affinity:
         name = plain_name(request.model or "")
         loads = {node.url: node.work(node.names.get(name)) for node in nodes}
         most = max(1, _LOAD_BOUND * sum(loads.values()) / len(loads))
+
         last = self._last.pop(conversation, None)
         if last in loads and loads[last] <= most:
             url = last
         else:
             free = [url for url, load in loads.items() if load <= most]
             # Not the first idle one: those that fail every request at once are always idle.
-            two = nlargest(2, free, key=lambda url: blake2b(url.encode(), key=conversation, digest_size=8).digest())
+            two = nlargest(2, free, key=lambda url: _score(conversation, url))
             url = min(two, key=lambda url: loads[url])
+
         if last is not None and not retry:
             self.hits += url == last
             self.misses += url != last
+
         self._last[conversation] = url
         if len(self._last) > _CONVERSATIONS:
             self._last.popitem(last=False)
         return next(node for node in nodes if node.url == url)
 
 
-def conversation_key(request: Request) -> bytes | None:
-    """What the requests of a conversation, and only they, have in common; None for a request that is of none.
+def _score(conversation: bytes, url: str) -> bytes:
+    return blake2b(url.encode(), key=conversation, digest_size=8).digest()
 
-    It is what the caller names (the header X-Session-Id, else OpenAI's `prompt_cache_key` or `user`, which Anthropic
-    calls `metadata.user_id`), else how the chat begins. It is hashed with the tenant, so that no tenant can name the
-    conversation of another.
+
+def conversation_key(request: Request) -> bytes | None:
+    """What the requests of a conversation, and only they, have in common; None for a request of none.
+
+    The caller names it: the header X-Session-Id, else OpenAI's `prompt_cache_key` or `user`,
+    which Anthropic calls `metadata.user_id`. Else it is how the chat begins.
+
+    It is hashed with the tenant, so that no tenant can name the conversation of another.
     """
     if request.kind not in WRITERS or not runs_on_device(request):
         return None
+
     body, metadata = request.body, request.body.get("metadata")
     headers = {name.lower(): value for name, value in request.extra_headers.items()}
     named: Any = headers.get(SESSION_HEADER)
@@ -74,6 +86,7 @@ def conversation_key(request: Request) -> bytes | None:
     named = named or _beginning(body)
     if not named:
         return None
+
     try:
         text = json.dumps([request.tenant, plain_name(request.model or ""), named])
     except (TypeError, ValueError, RecursionError):
@@ -92,6 +105,7 @@ def _beginning(body: Mapping[str, Any]) -> list[Any] | None:
         messages = [{"role": "user", "content": messages}]
     if not isinstance(messages, list):
         return None
+
     texts: list[Any] = []
     for message in messages:
         if not isinstance(message, Mapping):
@@ -102,4 +116,5 @@ def _beginning(body: Mapping[str, Any]) -> list[Any] | None:
         texts += [part.get("text") for part in parts if isinstance(part, Mapping)]
         if message.get("role") == "user":
             break
+
     return [body.get("system"), body.get("instructions"), body.get("tools"), *texts] if texts else None

@@ -21,8 +21,12 @@ from worker_node.models.store import ModelStore
 from worker_node.serving.build import Machine, build_model, installed_model
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
-# The last words of OpenVINO 2026.4.1 after it compiled for a device that is not there.
-NO_DEVICE = ("No available devices. Failed to create infer request!", "Level zero backend is not found!")
+# The last words of OpenVINO 2026.4.1 after it compiled for a device that is not there; a binary must be there, too.
+NO_DEVICE = (
+    "No available devices. Failed to create infer request!",
+    "Level zero backend is not found!",
+    "Tensor was not initialized.",
+)
 
 
 def main(job):

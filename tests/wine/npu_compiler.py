@@ -39,8 +39,6 @@ PREDICTIONS = ROOT / "worker_node" / "certify" / "predictions.json"
 PLATFORMS = {"3720": "Meteor, Arrow Lake", "4000": "Lunar Lake", "5010": "Panther Lake", "5020": "Wildcat Lake"}
 SMALL = ("3720", "4000", "5010")
 SLOWER, LARGER = 1.25, 2.0
-# CPU time that a compile gets of which it is known that it does not end.
-UNFINISHED_S = 60
 # On a machine that is shared a compile may take many times its CPU time.
 HUNG_S = 3600
 # What a process that ended printed last.
@@ -81,12 +79,40 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
 
 EMBEDDER, GENERATOR, SPEECH = "all-minilm-l6-v2", "smollm2-135m-instruct", "whisper-tiny.en"
 RERANKER, VISION = "reranker", "colours"
-# What a conversion makes beside the default.
-FORMS = ("int4_sym", "int8_sym")
 ROWS = (
-    *(Row(f"embeddings, {n} tokens", EMBEDDER, {"npu_buckets": [n]}, small=True) for n in (32, 256)),
+    Row("embeddings, 16 tokens", EMBEDDER, {"npu_buckets": [16]}),
+    Row("embeddings, 32 tokens", EMBEDDER, {"npu_buckets": [32]}, small=True),
+    Row("embeddings, 256 tokens", EMBEDDER, {"npu_buckets": [256]}, small=True),
+    Row("embeddings, 256 tokens, one run at a time", EMBEDDER, {"npu_buckets": [256], "infer_requests": 1}),
+    Row(
+        "embeddings, 256 tokens, npu-node compile", EMBEDDER, {"npu_buckets": [256]}, exported=True, platforms=("4000",)
+    ),
     Row("rerank, 512 tokens", RERANKER, {"npu_buckets": [512]}, small=True),
     Row("chat, prompts of 1024", GENERATOR, {"max_prompt_len": 1024}, small=True),
+    Row(
+        "chat, prompts of 1024, enable_prefix_caching true",
+        GENERATOR,
+        {"max_prompt_len": 1024, "enable_prefix_caching": True},
+        platforms=("3720",),
+    ),
+    Row(
+        "chat, prompts of 1024, enable_prefix_caching false",
+        GENERATOR,
+        {"max_prompt_len": 1024, "enable_prefix_caching": False},
+        platforms=("4000",),
+    ),
+    Row("chat, prompts of 1024, int4_sym", f"{GENERATOR}-int4_sym", {"max_prompt_len": 1024}, platforms=("4000",)),
+    Row("chat, prompts of 1024, int8_sym", f"{GENERATOR}-int8_sym", {"max_prompt_len": 1024}, platforms=("4000",)),
+    Row("chat, prompts of 2048", GENERATOR, {"max_prompt_len": 2048}, platforms=("4000",)),
+    Row(
+        "speech, encoder",
+        SPEECH,
+        platforms=(
+            "3720",
+            "4000",
+        ),
+    ),
+    Row("vision", VISION, {"max_prompt_len": 1024}, platforms=("4000",)),
 )
 
 

@@ -373,17 +373,21 @@ class OverlappingRuns:
         """Call it before a run starts."""
         if self._active:
             self.divide()
+        else:
+            self.meter.begin()
         self._active[run] = _Share()
-        self.meter.begin()
 
     def divide(self) -> None:
-        """Measure, and divide it among the active runs."""
+        """Measure, divide it among the active runs, and go on."""
+        self._divide()
+        self.meter.begin()
+
+    def _divide(self) -> None:
         busy = self.meter.end()
         for share in self._active.values():
             share.us = None if share.us is None or busy.us is None else share.us + busy.us / len(self._active)
             share.shared |= busy.shared
             share.energy = share.energy.plus(busy.energy.part(len(self._active)))
-        self.meter.begin()
 
     def so_far(self, run: Hashable) -> Busy:
         """What an active run had taken when it was divided last."""
@@ -393,8 +397,11 @@ class OverlappingRuns:
         """What a run has taken; call it when the run has ended, or is given up."""
         if run not in self._active:
             return NOT_MEASURED
-        self.divide()
-        return self._active.pop(run).rounded()
+        self._divide()
+        share = self._active.pop(run)
+        if self._active:
+            self.meter.begin()
+        return share.rounded()
 
 
 @dataclass(slots=True)

@@ -215,7 +215,8 @@ class ContinuousRunner:
         began = time.monotonic()
         self._pipeline.step()
         seconds = time.monotonic() - began
-        self._meter.divide()
+        if self._running:
+            self._meter.divide()
         self._steps += 1
         self._stepped += len(self._running)
         for running, tokens in zip(prompts, taken, strict=True):
