@@ -1,7 +1,7 @@
 """What Intel's NPU compiler makes of the graphs and properties that a node sends, for NPUs that are not here.
 
 `python -m tests.wine.npu_compiler` compiles all rows and writes docs/lab/npu-compiled.json and the tables of
-docs/npu-compiled.md. tests/wine/test_npu_compiler.py compares against the former.
+docs/lab/npu-compiled.md. tests/wine/test_npu_compiler.py compares against the former.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from worker_node.models.directory import MANIFEST_FILE, peek_config
 from worker_node.models.store import ModelStore
 
 KNOWN = ROOT / "docs" / "lab" / "npu-compiled.json"
-PAGE = ROOT / "docs" / "npu-compiled.md"
+PAGE = ROOT / "docs" / "lab" / "npu-compiled.md"
 PREDICTIONS = ROOT / "worker_node" / "certify" / "predictions.json"
 PLATFORMS = {"3720": "Meteor, Arrow Lake", "4000": "Lunar Lake", "5010": "Panther Lake", "5020": "Wildcat Lake"}
 SMALL = ("3720", "4000", "5010")
@@ -46,7 +46,7 @@ DRAIN_S = 5
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A model with options of `[[models]]`, compiled for each of `platforms`.
+    """A model with options of `[[models]]` and `properties` of its placement, compiled for each of `platforms`.
 
     A `small` one is compiled in CI, too. A compile has not finished after `limit_s` seconds of CPU time. `exported`: as
     `npu-node compile` does it.
@@ -55,6 +55,7 @@ class Row(msgspec.Struct, frozen=True):
     name: str
     model: str
     options: dict[str, Any] = {}
+    properties: dict[str, str] = {}
     small: bool = False
     exported: bool = False
     limit_s: int = 600
@@ -125,6 +126,7 @@ def compile_row(installation: Windows, row: Row, platforms: Sequence[str]) -> di
             "model": row.model,
             "store": windows_path(store),
             "options": row.options | _path_of(store / row.model),
+            "properties": row.properties,
             "platforms": platforms,
             "out": f"C:\\{Path(room).name}",
             "exported": row.exported,
