@@ -46,7 +46,7 @@ DRAIN_S = 5
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A model with options of `[[models]]`, compiled for each of `platforms`.
+    """A model with options of `[[models]]` and `properties` of its placement, compiled for each of `platforms`.
 
     A `small` one is compiled in CI, too. A compile has not finished after `limit_s` seconds of CPU time. `exported`: as
     `npu-node compile` does it.
@@ -55,6 +55,7 @@ class Row(msgspec.Struct, frozen=True):
     name: str
     model: str
     options: dict[str, Any] = {}
+    properties: dict[str, str] = {}
     small: bool = False
     exported: bool = False
     limit_s: int = 600
@@ -101,9 +102,23 @@ ROWS = (
         {"max_prompt_len": 1024, "enable_prefix_caching": False},
         platforms=("4000",),
     ),
+    Row(
+        "chat, prompts of 1024, prefill_chunk_size 128",
+        GENERATOR,
+        {"max_prompt_len": 1024, "prefill_chunk_size": 128, "enable_prefix_caching": True},
+        platforms=("3720",),
+    ),
     Row("chat, prompts of 1024, int4_sym", f"{GENERATOR}-int4_sym", {"max_prompt_len": 1024}, platforms=("4000",)),
     Row("chat, prompts of 1024, int8_sym", f"{GENERATOR}-int8_sym", {"max_prompt_len": 1024}, platforms=("4000",)),
-    Row("chat, prompts of 2048", GENERATOR, {"max_prompt_len": 2048}, platforms=("4000",)),
+    Row(
+        "chat, prompts of 2048",
+        GENERATOR,
+        {"max_prompt_len": 2048},
+        platforms=(
+            "3720",
+            "4000",
+        ),
+    ),
     Row(
         "speech, encoder",
         SPEECH,
@@ -112,6 +127,7 @@ ROWS = (
             "4000",
         ),
     ),
+    Row("speech, NPU_USE_NPUW", SPEECH, properties={"NPU_USE_NPUW": "YES"}, platforms=("4000",)),
     Row("vision", VISION, {"max_prompt_len": 1024}, platforms=("4000",)),
 )
 
@@ -125,6 +141,7 @@ def compile_row(installation: Windows, row: Row, platforms: Sequence[str]) -> di
             "model": row.model,
             "store": windows_path(store),
             "options": row.options | _path_of(store / row.model),
+            "properties": row.properties,
             "platforms": platforms,
             "out": f"C:\\{Path(room).name}",
             "exported": row.exported,
@@ -162,8 +179,8 @@ def _lines(output: str) -> list[dict[str, Any]]:
         if not text.startswith('{"platform"'):
             continue
         line = json.loads(text)
-        if line["problem"] is not None and logged:
-            line["problem"] = logged[0]
+        if line["problem"] is not None:
+            line["problem"] = logged[0] if logged else line["problem"].rpartition("Compiler returned msg: ")[2]
         lines.append(line)
         logged = []
     return lines
