@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds what a release consists of into dist/ (docs/lab/releasing.md): packaging/dist.sh
+# Builds what a release consists of into dist/ (docs/releasing.md): packaging/dist.sh
 #   wheel and sdist, the Debian package for the Debian that this runs on, the Containerfile of the image, the SBOM, SHA256SUMS
 # PYTHON: an environment with hatchling, twine and cyclonedx-bom (make dist makes one).  DIST: where the files go.
 # DEB=no: without the Debian package, which installs a node's environment (110 MB to download, some minutes).
