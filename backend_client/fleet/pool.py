@@ -271,7 +271,7 @@ class RefusalReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class NodeRefusal:
     """Why a node cannot take a request now; `until` is the clock's time at which it may, where that is known."""
 
     node: str
@@ -280,27 +280,27 @@ class Refusal:
     until: float | None = None
 
 
-def refusal(node: Node, request: Request, now: float) -> Refusal | None:
+def refusal(node: Node, request: Request, now: float) -> NodeRefusal | None:
     """Why `node` may not get the request, or None."""
     model = None if request.model is None else node.names.get(plain_name(request.model))
     if request.model is not None and node.models and model is None:
         # Of a node that is down, too: nobody expects a model of it that its last report does not list.
-        return Refusal(node.url, RefusalReason.LACKS_MODEL, f"does not serve {request.model}")
+        return NodeRefusal(node.url, RefusalReason.LACKS_MODEL, f"does not serve {request.model}")
     return _node_refusal(node, model, request, now)
 
 
-def _node_refusal(node: Node, model: ModelReport | None, request: Request, now: float) -> Refusal | None:
+def _node_refusal(node: Node, model: ModelReport | None, request: Request, now: float) -> NodeRefusal | None:
     report = node.report
     if report is None:
         reason = RefusalReason.DOWN if node.probed else RefusalReason.UNKNOWN
-        return Refusal(node.url, reason, node.availability.reason or "has not been probed yet")
+        return NodeRefusal(node.url, reason, node.availability.reason or "has not been probed yet")
     if not node.availability.closed and (node.probe_failures or not node.availability.admits()):
         why = f"ejected for {node.availability.opens_in:.1f} s more ({node.availability.reason or 'failures'})"
         # Its probes pass, so a trial is worth waiting for.
         until = None if node.probe_failures else now + max(node.availability.opens_in, _TRIAL_S)
-        return Refusal(node.url, RefusalReason.DOWN, why, until)
+        return NodeRefusal(node.url, RefusalReason.DOWN, why, until)
     if not (report.serving or report.loading):
-        return Refusal(node.url, RefusalReason.NOT_SERVING, _not_serving(report, request))
+        return NodeRefusal(node.url, RefusalReason.NOT_SERVING, _not_serving(report, request))
     # A node that hides its models refuses the API key: it is asked where no other node has the model, so that the
     # caller sees its 401.
     return _model_refusal(node, model, request, now) if report.lists_models else None
@@ -313,32 +313,32 @@ def _not_serving(report: HealthReport, request: Request) -> str:
     return f"is {report.status}" + (f" ({', '.join(states)})" if states and report.status != "draining" else "")
 
 
-def _model_refusal(node: Node, model: ModelReport | None, request: Request, now: float) -> Refusal | None:
+def _model_refusal(node: Node, model: ModelReport | None, request: Request, now: float) -> NodeRefusal | None:
     if request.model is None:
         # A model that failed before its kind was known may be the one that is meant.
         if failed := [model.id for model in node.models.values() if not (model.kind or model.serving)]:
-            return Refusal(node.url, RefusalReason.NOT_SERVING, f"has {failed[0]} in the state failed")
-        return Refusal(node.url, RefusalReason.LACKS_MODEL, f"serves no {request.kind} model")
+            return NodeRefusal(node.url, RefusalReason.NOT_SERVING, f"has {failed[0]} in the state failed")
+        return NodeRefusal(node.url, RefusalReason.LACKS_MODEL, f"serves no {request.kind} model")
     if model is None:
-        return Refusal(node.url, RefusalReason.LACKS_MODEL, "lists no model")
+        return NodeRefusal(node.url, RefusalReason.LACKS_MODEL, "lists no model")
     misfit = _misfit(model, request)
     if misfit is not None:
-        return Refusal(node.url, *misfit)
+        return NodeRefusal(node.url, *misfit)
     paused = _pause(node, model, request, now)
     if paused is None and model.loading:
         # A request would wait there, so any other node goes first.
-        return Refusal(node.url, RefusalReason.LOADING, f"is loading {model.id}", _loaded_at(node, model, now))
+        return NodeRefusal(node.url, RefusalReason.LOADING, f"is loading {model.id}", _loaded_at(node, model, now))
     return paused
 
 
-def _pause(node: Node, model: ModelReport, request: Request, now: float) -> Refusal | None:
+def _pause(node: Node, model: ModelReport, request: Request, now: float) -> NodeRefusal | None:
     """Why the node is to get no request for the model for a while, or None."""
     available = node.of_models.get(model.id)
     if available is None:
         return None
     if not (available.closed or available.admits()):
         why = f"has {model.id} ejected for {available.opens_in:.1f} s more ({available.reason})"
-        return Refusal(node.url, RefusalReason.DOWN, why, now + max(available.opens_in, _TRIAL_S))
+        return NodeRefusal(node.url, RefusalReason.DOWN, why, now + max(available.opens_in, _TRIAL_S))
     pause = available.pauses.get(request.require_device)
     if pause is None:
         return None
@@ -349,7 +349,7 @@ def _pause(node: Node, model: ModelReport, request: Request, now: float) -> Refu
     if until <= now:
         return None
     reason = RefusalReason.BUSY if pause.busy else RefusalReason.NOT_SERVING
-    return Refusal(node.url, reason, f"{pause.why}, {until - now:.1f} s more", until if pause.passing else None)
+    return NodeRefusal(node.url, reason, f"{pause.why}, {until - now:.1f} s more", until if pause.passing else None)
 
 
 def _loaded_at(node: Node, model: ModelReport, now: float) -> float:
@@ -412,7 +412,7 @@ def eligible(
     Raises the error that says why none can take the request, with each node's reason.
     """
     candidates: list[Node] = []
-    refusals: list[Refusal] = []
+    refusals: list[NodeRefusal] = []
     for node in nodes.values():
         reason = refusal(node, request, now)
         if reason is None:
@@ -430,7 +430,7 @@ def eligible(
     return fresh or candidates
 
 
-def explain(request: Request, refusals: Collection[Refusal], now: float, nodes: Collection[Node]) -> NPUError:
+def explain(request: Request, refusals: Collection[NodeRefusal], now: float, nodes: Collection[Node]) -> NPUError:
     """The error for a request that no node can take, with every node's reason."""
     if not refusals:
         return NPUUnavailableError("no node is configured: set NPU_CLIENT_NODES")

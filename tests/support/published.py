@@ -102,7 +102,7 @@ def _by_name(table, repo):
 
 def files_of(directory):
     found = (path for path in sorted(directory.rglob("*")) if path.is_file())
-    return {str(path.relative_to(directory)): path.read_bytes() for path in found}
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in found}
 
 
 def _encoder(repo, directory):

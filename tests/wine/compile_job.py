@@ -1,8 +1,8 @@
 """Run in Windows' Python: load a model as a node's engine on the NPU would, for a processor that is not here.
 
-It takes `model`, `store`, `options` (of `[[models]]`), `platforms`, `out` and `exported` (as `npu-node compile` does)
-as one JSON text, and prints a line of JSON for each platform. The engine's own `load` compiles; OpenVINO keeps each
-binary in a directory of `out` and fails afterwards, since no device is there to run on.
+It takes `model`, `store`, `options` (of `[[models]]`), `properties` (of its placement), `platforms`, `out` and
+`exported` (as `npu-node compile` does) as one JSON text, and prints a line of JSON for each platform. The engine's own
+`load` compiles; OpenVINO keeps each binary in a directory of `out` and fails afterwards, since no device is there.
 """
 
 import gc
@@ -21,8 +21,12 @@ from worker_node.models.store import ModelStore
 from worker_node.serving.build import Machine, build_model, installed_model
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
-# The last words of OpenVINO 2026.4.1 after it compiled for a device that is not there.
-NO_DEVICE = ("No available devices. Failed to create infer request!", "Level zero backend is not found!")
+# The last words of OpenVINO 2026.4.1 after it compiled for a device that is not there; a binary must be there, too.
+NO_DEVICE = (
+    "No available devices. Failed to create infer request!",
+    "Level zero backend is not found!",
+    "Tensor was not initialized.",
+)
 
 
 def main(job):
@@ -50,7 +54,7 @@ def compile_for(platform, job):
 def spec_of(platform, out, job):
     """What the node gives the engine of this model on its NPU."""
     settings = NodeSettings(model_store=Path(job["store"]), compile_cache=out)
-    target = {"NPU_PLATFORM": platform, "NPU_COMPILER_TYPE": "PLUGIN"}
+    target = {"NPU_PLATFORM": platform, "NPU_COMPILER_TYPE": "PLUGIN", **job["properties"]}
     place = PlacementSettings(device=Device.NPU, load="lazy", plugin_config=target)
     wanted = ModelSettings.model_validate({"name": job["model"], "allow_known_bad": True, **job["options"]})
     wanted = wanted.model_copy(update={"placements": (place,)})

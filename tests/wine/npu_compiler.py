@@ -1,7 +1,7 @@
 """What Intel's NPU compiler makes of the graphs and properties that a node sends, for NPUs that are not here.
 
 `python -m tests.wine.npu_compiler` compiles all rows and writes docs/lab/npu-compiled.json and the tables of
-docs/npu-compiled.md. tests/wine/test_npu_compiler.py compares against the former.
+docs/lab/npu-compiled.md. tests/wine/test_npu_compiler.py compares against the former.
 """
 
 from __future__ import annotations
@@ -34,13 +34,11 @@ from worker_node.models.directory import MANIFEST_FILE, peek_config
 from worker_node.models.store import ModelStore
 
 KNOWN = ROOT / "docs" / "lab" / "npu-compiled.json"
-PAGE = ROOT / "docs" / "npu-compiled.md"
+PAGE = ROOT / "docs" / "lab" / "npu-compiled.md"
 PREDICTIONS = ROOT / "worker_node" / "certify" / "predictions.json"
 PLATFORMS = {"3720": "Meteor, Arrow Lake", "4000": "Lunar Lake", "5010": "Panther Lake", "5020": "Wildcat Lake"}
 SMALL = ("3720", "4000", "5010")
 SLOWER, LARGER = 1.25, 2.0
-# CPU time that a compile gets of which it is known that it does not end.
-UNFINISHED_S = 60
 # On a machine that is shared a compile may take many times its CPU time.
 HUNG_S = 3600
 # What a process that ended printed last.
@@ -48,7 +46,7 @@ DRAIN_S = 5
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A model with options of `[[models]]`, compiled for each of `platforms`.
+    """A model with options of `[[models]]` and `properties` of its placement, compiled for each of `platforms`.
 
     A `small` one is compiled in CI, too. A compile has not finished after `limit_s` seconds of CPU time. `exported`: as
     `npu-node compile` does it.
@@ -57,6 +55,7 @@ class Row(msgspec.Struct, frozen=True):
     name: str
     model: str
     options: dict[str, Any] = {}
+    properties: dict[str, str] = {}
     small: bool = False
     exported: bool = False
     limit_s: int = 600
@@ -81,12 +80,82 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
 
 EMBEDDER, GENERATOR, SPEECH = "all-minilm-l6-v2", "smollm2-135m-instruct", "whisper-tiny.en"
 RERANKER, VISION = "reranker", "colours"
-# What a conversion makes beside the default.
-FORMS = ("int4_sym", "int8_sym")
 ROWS = (
-    *(Row(f"embeddings, {n} tokens", EMBEDDER, {"npu_buckets": [n]}, small=True) for n in (32, 256)),
+    Row("embeddings, 16 tokens", EMBEDDER, {"npu_buckets": [16]}),
+    Row("embeddings, 32 tokens", EMBEDDER, {"npu_buckets": [32]}, small=True),
+    Row("embeddings, 256 tokens", EMBEDDER, {"npu_buckets": [256]}, small=True),
+    Row("embeddings, 256 tokens, one run at a time", EMBEDDER, {"npu_buckets": [256], "infer_requests": 1}),
+    Row(
+        "embeddings, 256 tokens, npu-node compile", EMBEDDER, {"npu_buckets": [256]}, exported=True, platforms=("4000",)
+    ),
     Row("rerank, 512 tokens", RERANKER, {"npu_buckets": [512]}, small=True),
     Row("chat, prompts of 1024", GENERATOR, {"max_prompt_len": 1024}, small=True),
+    Row(
+        "chat, prompts of 1024, enable_prefix_caching true",
+        GENERATOR,
+        {"max_prompt_len": 1024, "enable_prefix_caching": True},
+        platforms=("3720",),
+    ),
+    Row(
+        "chat, prompts of 1024, enable_prefix_caching false",
+        GENERATOR,
+        {"max_prompt_len": 1024, "enable_prefix_caching": False},
+        platforms=("4000",),
+    ),
+    Row(
+        "chat, prompts of 1024, prefill_chunk_size 128",
+        GENERATOR,
+        {"max_prompt_len": 1024, "prefill_chunk_size": 128, "enable_prefix_caching": True},
+        platforms=("3720",),
+    ),
+    Row("chat, prompts of 1024, int4_sym", f"{GENERATOR}-int4_sym", {"max_prompt_len": 1024}, platforms=("4000",)),
+    Row("chat, prompts of 1024, int8_sym", f"{GENERATOR}-int8_sym", {"max_prompt_len": 1024}, platforms=("4000",)),
+    Row(
+        "chat, prompts of 1024, generate_hint FAST_COMPILE",
+        GENERATOR,
+        {"max_prompt_len": 1024, "generate_hint": "FAST_COMPILE"},
+        platforms=("4000",),
+    ),
+    Row(
+        "chat, prompts of 1024, generate_hint BEST_PERF",
+        GENERATOR,
+        {"max_prompt_len": 1024, "generate_hint": "BEST_PERF"},
+        platforms=("4000",),
+    ),
+    Row(
+        "chat, prompts of 2048",
+        GENERATOR,
+        {"max_prompt_len": 2048},
+        platforms=(
+            "3720",
+            "4000",
+        ),
+    ),
+    Row(
+        "speech, encoder",
+        SPEECH,
+        platforms=(
+            "3720",
+            "4000",
+        ),
+    ),
+    Row("speech, NPU_USE_NPUW", SPEECH, properties={"NPU_USE_NPUW": "YES"}, platforms=("4000",)),
+    Row(
+        "speech, NPU_USE_NPUW, word_timestamps",
+        SPEECH,
+        {"word_timestamps": True},
+        properties={"NPU_USE_NPUW": "YES"},
+        platforms=("4000",),
+    ),
+    Row(
+        "vision",
+        VISION,
+        {"max_prompt_len": 1024},
+        platforms=(
+            "3720",
+            "4000",
+        ),
+    ),
 )
 
 
@@ -99,6 +168,7 @@ def compile_row(installation: Windows, row: Row, platforms: Sequence[str]) -> di
             "model": row.model,
             "store": windows_path(store),
             "options": row.options | _path_of(store / row.model),
+            "properties": row.properties,
             "platforms": platforms,
             "out": f"C:\\{Path(room).name}",
             "exported": row.exported,
@@ -136,8 +206,8 @@ def _lines(output: str) -> list[dict[str, Any]]:
         if not text.startswith('{"platform"'):
             continue
         line = json.loads(text)
-        if line["problem"] is not None and logged:
-            line["problem"] = logged[0]
+        if line["problem"] is not None:
+            line["problem"] = logged[0] if logged else line["problem"].rpartition("Compiler returned msg: ")[2]
         lines.append(line)
         logged = []
     return lines

@@ -60,7 +60,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class DoesNotFit:
     """A wanted unit that does not fit: it needs `need` bytes of its pool's `budget`, which the units `in_the_way` hold.
 
     Loads that are about to begin are among these. `waits`: it is loaded when enough of them have left.
@@ -79,17 +79,17 @@ class Plan:
 
     loads: tuple[Key, ...] = ()
     unloads: tuple[tuple[Key, Why], ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[DoesNotFit, ...] = ()
     decide_at: float | None = None
 
 
-def decide(units: Sequence[Unit], budgets: Mapping[str, int | None], now: float) -> Plan:
+def plan_memory(units: Sequence[Unit], budgets: Mapping[str, int | None], now: float) -> Plan:
     """Return what to do with the units. `budgets` are bytes by pool; None or a missing pool is unlimited."""
     unloads = _expired(units, now)
     memory = _Memory(units, budgets, {key for key, _ in unloads})
     unloads += memory.relieve()
     loads: list[Key] = []
-    refusals: list[Refusal] = []
+    refusals: list[DoesNotFit] = []
     loading = {unit.device for unit in units if unit.state is UnitState.LOADING}
     for unit in _wanted(units):
         if (refusal := memory.never_fits(unit)) is not None:
@@ -149,7 +149,7 @@ class _Memory:
                 evicted += [(unit.key, Why.PRESSURE) for unit in self._evict(pool, excess)]
         return evicted
 
-    def never_fits(self, unit: Unit) -> Refusal | None:
+    def never_fits(self, unit: Unit) -> DoesNotFit | None:
         """The refusal of a load that would not fit if every unit that is not pinned were unloaded."""
         budget = self._budgets.get(unit.pool)
         if budget is None:
@@ -157,9 +157,9 @@ class _Memory:
         pinned = [u for u in self._units if self._holds(u, unit.pool) and u.pinned]
         if unit.memory <= budget - sum(u.memory for u in pinned):
             return None
-        return Refusal(unit.key, unit.memory, budget, tuple(u.key for u in pinned))
+        return DoesNotFit(unit.key, unit.memory, budget, tuple(u.key for u in pinned))
 
-    def make_room(self, unit: Unit) -> tuple[list[tuple[Key, Why]], Refusal | None, bool]:
+    def make_room(self, unit: Unit) -> tuple[list[tuple[Key, Why]], DoesNotFit | None, bool]:
         """What is evicted for a load, why it is refused, and whether it fits now.
 
         A load that waits until units have left claims their memory, so that later ones do not take it. One that waits
@@ -174,7 +174,7 @@ class _Memory:
         short = unit.memory - (budget - claimed - self._held(unit.pool, staying=True))
         if short > sum(other.memory for other in self._evictable(unit.pool)):
             holding = [*(u for u in self._units if self._holds(u, unit.pool)), *claims]
-            return [], Refusal(unit.key, unit.memory, budget, tuple(u.key for u in holding), waits=True), False
+            return [], DoesNotFit(unit.key, unit.memory, budget, tuple(u.key for u in holding), waits=True), False
         evicted = [(other.key, Why.ROOM) for other in self._evict(unit.pool, short)]
         claims.append(unit)
         return evicted, None, unit.memory <= budget - claimed - self._held(unit.pool, staying=False)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from worker_node.devices.memory import resident_memory
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.placement import Placement
-from worker_node.manager.policy import Key, Plan, Refusal, Unit, UnitState, Why, decide
+from worker_node.manager.policy import DoesNotFit, Key, Plan, Unit, UnitState, Why, plan_memory
 from worker_node.manager.served import Names, ServedModel
 from worker_node.manager.work import BackgroundTasks
 
@@ -159,7 +159,7 @@ class Reconciler:
             # Where no request waits for memory, and none for a model to leave, the next decision is soon enough.
             model.activity.on_idle = self.poke if awaited else None
         now = self._clock()
-        plan = decide(snapshot, self.budgets, now)
+        plan = plan_memory(snapshot, self.budgets, now)
         for key in plan.loads:
             self._load(*units[key])
         for key, why in plan.unloads:
@@ -228,7 +228,7 @@ class Reconciler:
             self.poke()
 
     @staticmethod
-    def _refuse(placement: Placement, refusal: Refusal, text: str) -> None:
+    def _refuse(placement: Placement, refusal: DoesNotFit, text: str) -> None:
         request, new = placement.request, True
         if refusal.waits and request is not None:
             new, request.shortage = request.shortage is None, text
@@ -240,7 +240,7 @@ class Reconciler:
 
 
 def _text(
-    refusal: Refusal, snapshot: list[Unit], units: Mapping[Key, tuple[ServedModel, Placement]], plan: Plan
+    refusal: DoesNotFit, snapshot: list[Unit], units: Mapping[Key, tuple[ServedModel, Placement]], plan: Plan
 ) -> str:
     """What the load needs, and which models hold how much of the budget."""
     seen = {unit.key: unit for unit in snapshot}

@@ -187,7 +187,7 @@ class InstalledModel:
 def sizes(directory: Path) -> dict[str, int]:
     """Every file of a model directory with its size in bytes, the manifest itself excepted."""
     return {
-        str(path.relative_to(directory)): path.stat().st_size
+        path.relative_to(directory).as_posix(): path.stat().st_size
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.name != MANIFEST_FILE
     }

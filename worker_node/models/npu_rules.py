@@ -111,7 +111,10 @@ def _slow_groups(mode: str, group: str | None) -> str | None:
     if not mode.startswith("int4") or group is None or group in _GROUPS:
         return None
 
-    return f"its int4 weights are in groups of {group}, about half as fast on an NPU as one scale a row (group size -1)"
+    return (
+        f"its int4 weights are in groups of {group}: an NPU may be half as fast with them as with one scale a row "
+        "(group size -1)"
+    )
 
 
 def _weights_problem(mode: str, group: str | None, ratio: str | None) -> str | None:

@@ -176,6 +176,7 @@ def _fetch_small(reference: HubReference, listing: Listing, selection: Selection
 
             file = selection.files[0]
             head = fetch_head(reference, listing, file, into, _HEADER)
+            problem = None
             # A sparse file: the reader wants all of it, and looks at the header alone.
             with tempfile.TemporaryDirectory() as room:
                 whole = Path(room) / Path(file.path).name
@@ -184,7 +185,10 @@ def _fetch_small(reference: HubReference, listing: Listing, selection: Selection
                 try:
                     GgufFile(whole, known=head.stat().st_size)
                 except (ConversionFailed, SourceRejected) as error:
-                    raise type(error)(error.message.replace(f"{room}/", "")) from error
+                    # Without its traceback, which holds the mapped file: Windows would not delete that.
+                    problem = type(error)(error.message.replace(f"{room}{os.sep}", ""))
+            if problem is not None:
+                raise problem
         elif selection.format is SourceFormat.SAFETENSORS:
             # Imports OpenVINO: only where an encoder is to be built.
             from worker_node.models.convert.embedding import check_encoder  # noqa: PLC0415
@@ -195,7 +199,7 @@ def _fetch_small(reference: HubReference, listing: Listing, selection: Selection
                 raise ConversionFailed("config.json names another architecture than the hub does")
             known[1].check(into)
     except ConversionFailed as error:
-        reason = error.message.replace(f"{into}/", "")
+        reason = error.message.replace(f"{into}{os.sep}", "")
         raise SourceRejected(f"{reference.repo} cannot be converted here: {reason}; {EXPORT}") from error
     return hashes
 

@@ -85,7 +85,7 @@ class AdmissionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TokenCost:
     """What a request costs, in tokens: those of its prompt or texts, and its most new ones."""
 
     prefill: int = 0
@@ -101,7 +101,9 @@ class Permit:
 
     __slots__ = ("_admission", "_deadline", "_units", "generated", "heard", "heard_prefill_s", "interactive", "work")
 
-    def __init__(self, admission: Admission, units: int, deadline: float, work: Work, *, interactive: bool) -> None:
+    def __init__(
+        self, admission: Admission, units: int, deadline: float, work: TokenCost, *, interactive: bool
+    ) -> None:
         self._admission = admission
         self._units = units
         self._deadline = deadline
@@ -236,13 +238,13 @@ class Admission:
         """
         return min(job.work.limit - job.generated, max(self.mean_answer - job.generated, job.generated))
 
-    def permit(self, units: int, deadline: float, *, work: Work | None = None, interactive: bool = True) -> Permit:
+    def permit(self, units: int, deadline: float, *, work: TokenCost | None = None, interactive: bool = True) -> Permit:
         """Hold a permit for `units` while the block runs; batch work may take three quarters of the places.
 
         Entering raises Overloaded when the queue is full or the deadline would pass in it, DeadlineExceeded when it has
         passed.
         """
-        return Permit(self, units, deadline, work or Work(), interactive=interactive)
+        return Permit(self, units, deadline, work or TokenCost(), interactive=interactive)
 
     @contextmanager
     def waiting(self, units: int, *, interactive: bool = True) -> Iterator[None]:
@@ -254,7 +256,7 @@ class Admission:
         finally:
             self.outstanding -= units
 
-    def check(self, units: int, deadline: float, *, work: Work | None = None, interactive: bool = True) -> None:
+    def check(self, units: int, deadline: float, *, work: TokenCost | None = None, interactive: bool = True) -> None:
         """Raise what `permit` would, and take nothing. Without `work` only the wait before it is looked at."""
         now = self.clock()
         if deadline <= now:

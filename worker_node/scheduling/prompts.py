@@ -45,7 +45,7 @@ J = TypeVar("J", bound=Queued)
 
 
 @dataclass(slots=True, eq=False)
-class Prompt(Generic[J]):
+class PendingPrompt(Generic[J]):
     """A prompt that is not fully computed: `left` of its tokens are still to come, as far as is known.
 
     `begun` is when its first tokens were computed. `owed`: it goes first by the share of the oldest prompt. `reused` of
@@ -67,7 +67,7 @@ class Prompt(Generic[J]):
 class JobQueue(Generic[J]):
     """Jobs whose prompt is not computed, in order of arrival. Ranking n of them is O(n log n), all else O(1)."""
 
-    _prompts: dict[int, Prompt[J]] = field(default_factory=dict)
+    _prompts: dict[int, PendingPrompt[J]] = field(default_factory=dict)
     # What the others have got while the oldest waited, less what the oldest has got for it; in tokens of the others.
     _earned: int = 0
 
@@ -75,9 +75,9 @@ class JobQueue(Generic[J]):
         return len(self._prompts)
 
     def add(self, job: J) -> None:
-        self._prompts[job.id] = Prompt(job, job.prompt_tokens)
+        self._prompts[job.id] = PendingPrompt(job, job.prompt_tokens)
 
-    def remove(self, job_id: int) -> Prompt[J] | None:
+    def remove(self, job_id: int) -> PendingPrompt[J] | None:
         """Remove a job whose prompt is computed or whose caller has left; None if it is not queued."""
         oldest = self._oldest()
         prompt = self._prompts.pop(job_id, None)
@@ -85,21 +85,21 @@ class JobQueue(Generic[J]):
             self._earned = min(self._earned, 0)
         return prompt
 
-    def expired(self, now: float) -> list[Prompt[J]]:
+    def expired(self, now: float) -> list[PendingPrompt[J]]:
         """Take out and return all jobs whose deadline has passed."""
         late = [prompt for prompt in self._prompts.values() if prompt.job.deadline <= now]
         for prompt in late:
             self.remove(prompt.job.id)
         return late
 
-    def next(self) -> Prompt[J] | None:
+    def next(self) -> PendingPrompt[J] | None:
         """Remove and return the job to run next, alone and to its end; None if none waits."""
         first = next(iter(self.ranked(WHOLE_PROMPT_PIECE, due=sys.maxsize)), None)
         if first is not None:
             self.remove(first.job.id)
         return first
 
-    def ranked(self, piece_tokens: int, due: int | None = None) -> list[Prompt[J]]:
+    def ranked(self, piece_tokens: int, due: int | None = None) -> list[PendingPrompt[J]]:
         """All prompts, the one to compute first at the front.
 
         The oldest is at the very front, and marked as owed, where its share pays for its next piece, or for `due`.
@@ -115,20 +115,20 @@ class JobQueue(Generic[J]):
             order.insert(0, oldest)
         return order
 
-    def computed(self, prompt: Prompt[J], tokens: int) -> None:
+    def computed(self, prompt: PendingPrompt[J], tokens: int) -> None:
         """Record that `tokens` of a prompt were computed; it may have left the queue already."""
         # It stays until its answer begins: how much the prefix cache held of it is not known.
         prompt.left = max(1, prompt.left - tokens)
         self.generated(prompt, tokens)
 
-    def generated(self, prompt: Prompt[J], tokens: int) -> None:
+    def generated(self, prompt: PendingPrompt[J], tokens: int) -> None:
         """Record that the answer to a prompt got `tokens`."""
         if prompt.owed:
             self._earned -= OTHERS_WEIGHT * tokens
         elif self._oldest() not in {None, prompt}:
             self._earned += tokens
 
-    def _oldest(self) -> Prompt[J] | None:
+    def _oldest(self) -> PendingPrompt[J] | None:
         return next(iter(self._prompts.values()), None)
 
 
@@ -140,14 +140,16 @@ _PROMPTS_AHEAD = 2
 BLOCK_TOKENS = 32
 
 
-def choose_prompts(ranked: Iterable[Prompt[J]], step_tokens: int, *, places: int, batch_places: int) -> list[Prompt[J]]:
+def choose_prompts(
+    ranked: Iterable[PendingPrompt[J]], step_tokens: int, *, places: int, batch_places: int
+) -> list[PendingPrompt[J]]:
     """Return the prompts for the next steps, in order; at most `places`, and `batch_places` of batch work.
 
     One step computes `step_tokens` tokens.
 
     A prompt that has been begun stays in the pipeline, behind the others: there it keeps its part of the KV cache.
     """
-    chosen: list[Prompt[J]] = []
+    chosen: list[PendingPrompt[J]] = []
     ahead = 0
     for prompt in ranked:
         if len(chosen) == places:
@@ -174,7 +176,7 @@ def computed_in_step(lefts: Sequence[int], decoding: int, step_tokens: int) -> l
     return taken
 
 
-def end_of_part(prompt: Prompt[J], step_tokens: int, free: int) -> int:
+def end_of_part(prompt: PendingPrompt[J], step_tokens: int, free: int) -> int:
     """How many tokens of a prompt the pipeline gets if the next step has room for `free` more: all, or whole blocks."""
     if prompt.left <= step_tokens:
         return prompt.job.prompt_tokens

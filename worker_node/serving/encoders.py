@@ -16,7 +16,7 @@ from worker_node.engines.options import EngineOptions
 from worker_node.engines.process import CANARY_TIMEOUT_S, Canary, CanaryFailed
 from worker_node.engines.protocol import JobEngine
 from worker_node.manager.served import ServedModel
-from worker_node.scheduling.admission import AdmissionLimits, Work
+from worker_node.scheduling.admission import AdmissionLimits, TokenCost
 from worker_node.serving.routing import Demand
 from worker_node.serving.row_tokenizer import RowTokenizer, text_ids
 from worker_node.serving.run import SingleRun
@@ -55,8 +55,8 @@ def rows_run(
     """The run of one job with these rows; `second` as in `RowJob`, the times as in `SingleRun`."""
     job = row_job(rows, context.deadline, interactive=context.interactive, second=second)
 
-    def work(limits: AdmissionLimits) -> Work:
-        return Work(sum(map(limits.computed_tokens, job.lengths)))
+    def work(limits: AdmissionLimits) -> TokenCost:
+        return TokenCost(sum(map(limits.computed_tokens, job.lengths)))
 
     return SingleRun(demand, context, job, RowResult, len(rows), work, began, prepared)
 

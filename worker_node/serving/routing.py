@@ -1,7 +1,7 @@
 """Where a request runs, and why: the first placement, in the model's own order, that can serve it.
 
-`decide` is pure: a request runs at once, waits for an engine that is being loaded or restarted, or is refused, by the
-state that the placements are in. `select_placement` does what was decided.
+`decide_route` is pure: a request runs at once, waits for an engine that is being loaded or restarted, or is refused, by
+the state that the placements are in. `select_placement` does what was decided.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Decision:
         )
 
 
-def decide(
+def decide_route(
     demand: Demand,
     considered: Sequence[PlacementStatus],
     context: RequestContext,
@@ -296,7 +296,7 @@ async def wait_for_placement(
 
     def decide_now(first: int) -> Decision:
         considered = [status_of(placement) for placement in demand.placements]
-        return decide(demand, considered, context, began=began, now=clock(), first=first)
+        return decide_route(demand, considered, context, began=began, now=clock(), first=first)
 
     decision = decide_now(0)
     while decision.wait_until is not None:

@@ -35,7 +35,7 @@ from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import Placement
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import OFF, Operation, Tracing
-from worker_node.scheduling.admission import AdmissionLimits, Permit, Work
+from worker_node.scheduling.admission import AdmissionLimits, Permit, TokenCost
 from worker_node.serving.routing import (
     Demand,
     PlacementStatus,
@@ -46,7 +46,7 @@ from worker_node.serving.routing import (
 from worker_node.settings import NodeSettings
 
 T = TypeVar("T")
-WorkOf = Callable[[AdmissionLimits], Work]
+WorkOf = Callable[[AdmissionLimits], TokenCost]
 
 # A request that breaks its engine takes three: with others, and twice alone. More are for those that run when others
 # break it.
@@ -115,7 +115,7 @@ class Execution:
         selection: Selection,
         *,
         units: int = 1,
-        work: Work | WorkOf | None = None,
+        work: TokenCost | WorkOf | None = None,
         strict_proof: bool = False,
     ) -> None:
         self.selection = selection
@@ -280,7 +280,7 @@ S = TypeVar("S", bound=SingleResult)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[S]):
+class RoutedResult(Generic[S]):
     """A result with the route that it took in the end."""
 
     result: S
@@ -306,14 +306,16 @@ class SingleRun(Generic[S]):
     prepared: float
 
 
-async def run_single(services: Services, run: SingleRun[S], operation: Operation) -> Answer[S]:
+async def run_single(services: Services, run: SingleRun[S], operation: Operation) -> RoutedResult[S]:
     """Select the placement, and run the job on it. Raises what `select_placement` and `run_selected` raise."""
     selection = await select_placement(run.demand, run.context, units=run.units)
     operation.routed(selection.route)
     return await run_selected(services, run, selection, operation)
 
 
-async def run_selected(services: Services, run: SingleRun[S], selection: Selection, operation: Operation) -> Answer[S]:
+async def run_selected(
+    services: Services, run: SingleRun[S], selection: Selection, operation: Operation
+) -> RoutedResult[S]:
     """Run the job on the selected placement, or elsewhere if the engine dies.
 
     Raises Overloaded, DeadlineExceeded, EngineUnavailable, RequestBreaksEngine, NpuNotProven.
@@ -337,4 +339,4 @@ async def run_selected(services: Services, run: SingleRun[S], selection: Selecti
         inference=result.inference_s * 1e3,
         total=(time.monotonic() - context.arrived) * 1e3,
     )
-    return Answer(result, execution.route, timing)
+    return RoutedResult(result, execution.route, timing)

@@ -34,9 +34,8 @@ from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILES, family_of
 
 # Chosen by fidelity and speed together: docs/models.md has the figures.
 DEFAULT_QUANTIZATION = Quantization.INT4_INT8
-# The most parameters for int8. Intel's compiler predicts that NPUs run it fastest, but it takes twice the memory; on a
-# CPU the memory's bandwidth decides how fast a token of a larger model comes.
-_INT8_PARAMETERS = {"npu": 2_000_000_000, "cpu": 700_000_000}
+# The most parameters for int8 on an NPU: Intel's compiler predicts that it is the fastest; it takes twice the memory.
+_INT8_ON_NPU = 2_000_000_000
 _TOKEN_FIELDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 _SIZES = {
     "hidden_size": "embedding_length",
@@ -187,11 +186,11 @@ class GgufFile:
         size = f"{parameters / 1e9:.2g} billion parameters"
         if device is None:
             return DEFAULT_QUANTIZATION, "which suits every device"
-        if parameters <= _INT8_PARAMETERS[device]:
-            return Quantization.INT8_SYM, f"the truest form, and a fast one at {size}"
-        if device == "npu":
-            return Quantization.INT4_INT8_CW, f"because int8 takes much memory at {size}, and NPUs are slow with groups"
-        return Quantization.INT4_INT8, f"because a CPU reads all weights for each token: {size}"
+        if device == "cpu":
+            return Quantization.INT4_INT8, f"because a CPU reads all weights for each token: {size}"
+        if parameters <= _INT8_ON_NPU:
+            return Quantization.INT8_SYM, f"the truest form, and the fastest on NPUs at {size}"
+        return Quantization.INT4_INT8_CW, f"because int8 takes much memory at {size}, and NPUs are slow with groups"
 
     def tensor(self, name: str, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
         """A tensor, or some `rows` of a matrix, dequantised exactly, in the row order of the published model."""

@@ -32,7 +32,7 @@ from worker_node.serving.encoders import (
 )
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
 from worker_node.serving.row_tokenizer import RowTokenizer
-from worker_node.serving.run import Answer, Services, run_selected
+from worker_node.serving.run import RoutedResult, Services, run_selected
 from worker_node.serving.task import EnginePlan
 from worker_node.settings import ModelSettings, NodeSettings
 
@@ -117,7 +117,7 @@ async def _embed_rows(
     # Nor does a vector that was computed for an earlier request prove anything for this one.
     known = model.cache.look_up(origin, rows, usable=context.require_device is not Device.NPU)
     missing = [index for index, vector in enumerate(known) if vector is None]
-    answer: Answer[RowResult] | None = None
+    answer: RoutedResult[RowResult] | None = None
     if missing:
         wanted = [rows[index] for index in missing]
         run = rows_run(wanted, demand, context, began, prepared)

@@ -130,7 +130,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-class Answer:
+class AnswerBuilder:
     """An answer under construction, and the data for its last event.
 
     Within the first `min_tokens` neither stop sequences nor stop tokens end it. What ends it is not part of its text,
@@ -493,7 +493,7 @@ class Reader:
             operation.failed(error)
             raise
 
-    async def _attempt(self, answer: Answer) -> AsyncGenerator[list[BlockEvent], None]:
+    async def _attempt(self, answer: AnswerBuilder) -> AsyncGenerator[list[BlockEvent], None]:
         """Read one attempt into the answer, and yield its changes."""
         execution = self.execution
         route, job = execution.selection.route, self._job()
@@ -540,10 +540,10 @@ class Reader:
             streamed_until=request.context.ends if self.stream else 0.0,
         )
 
-    def _new_answer(self) -> Answer:
+    def _new_answer(self) -> AnswerBuilder:
         prepared = self.prepared
         use, parser = prepared.request.tool_use, prepared.prompt.parser
-        return Answer(
+        return AnswerBuilder(
             prepared.model.tokenizer,
             prepared.request.sampling,
             None if parser is None else parser(),

@@ -179,7 +179,9 @@ def _stateful(given: StatefulOptions, target: Target) -> EnginePlan:
     prompt = prompt_length(given.max_prompt_len, target)
     refused = target.architecture in _ONE_CHUNK and "enable_prefix_caching" not in target.wanted.options
     if refused:
-        given = replace(given, enable_prefix_caching=False)
+        several = prompt > _OPENVINO_CHUNK and given.prefill_chunk_size is None
+        hint = given.prefill_hint or ("STATIC" if several else None)
+        given = replace(given, enable_prefix_caching=False, prefill_hint=hint)
     options = replace(
         given,
         max_prompt_len=prompt,

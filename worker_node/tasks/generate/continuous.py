@@ -39,8 +39,8 @@ from worker_node.engines.protocol import (
 from worker_node.scheduling.prompts import (
     BLOCK_TOKENS,
     JobQueue,
+    PendingPrompt,
     PrefillMeter,
-    Prompt,
     batch_sequences,
     choose_prompts,
     computed_in_step,
@@ -142,7 +142,7 @@ class ContinuousRunner:
             if fits or prompt.begun is not None:
                 free -= self._hand_over(prompt, end_of_part(prompt, self._step_tokens, free), emit)
 
-    def _hand_over(self, prompt: Prompt[GenerateJob], end: int, emit: Outbox) -> int:
+    def _hand_over(self, prompt: PendingPrompt[GenerateJob], end: int, emit: Outbox) -> int:
         """Give the pipeline the first `end` tokens of a prompt; return how many of them are to be computed."""
         job = prompt.job
         left = prompt.left - (job.prompt_tokens - end)
@@ -334,7 +334,7 @@ class Running:
     `started` once its prompt is computed and its answer has begun; `answer` are the token ids of it so far.
     """
 
-    prompt: Prompt[GenerateJob]
+    prompt: PendingPrompt[GenerateJob]
     handle: genai.GenerationHandle
     end: int
     left: int

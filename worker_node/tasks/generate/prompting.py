@@ -46,7 +46,7 @@ from worker_node.tasks.generate.tool_calls import (
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PreparedPrompt:
     """The prompt as an engine takes it; one with vision takes the `vision_prompt`, whose text has the `tokens`.
 
     `parser` makes what separates tool calls and reasoning from the answer; None where all of it is text.
@@ -72,7 +72,7 @@ class PreparedGeneration:
 
     request: GenerationRequest
     model: GenerationModel
-    prompt: Prompt
+    prompt: PreparedPrompt
     grammar: str | None
     demand: Demand
     ignored: Sequence[str] = ()
@@ -161,23 +161,25 @@ class _Prompting:
     request: GenerationRequest
     pixels: Mapping[str, RawImage]
 
-    async def prompt(self) -> Prompt:
+    async def prompt(self) -> PreparedPrompt:
         """Raises BadRequest, ContextLengthExceeded, UnsupportedParameter; for a large prompt as `LargeTexts`."""
         model, request = self.model, self.request
         if isinstance(request.prompt, tuple):
             turns = await self._newest(request.prompt) if request.drop_oldest else request.prompt
             prompt = await self._conversation(turns)
         elif isinstance(request.prompt, TokenIds):
-            prompt = Prompt(model.tokenizer.check_ids(request.prompt.ids))
+            prompt = PreparedPrompt(model.tokenizer.check_ids(request.prompt.ids))
         else:
             texts = self.services.parts.of(LargeTexts)
             ids = await texts.encode(model.tokenizer, request.prompt, deadline=request.context.deadline)
-            prompt = Prompt(ids, vision_prompt=None if model.images is None else ImagePrompt(request.prompt, [], 0))
+            prompt = PreparedPrompt(
+                ids, vision_prompt=None if model.images is None else ImagePrompt(request.prompt, [], 0)
+            )
         if not prompt.tokens:
             raise BadRequest("the prompt is empty: there is nothing to continue", param="prompt")
         return prompt
 
-    async def _conversation(self, messages: Sequence[Message]) -> Prompt:
+    async def _conversation(self, messages: Sequence[Message]) -> PreparedPrompt:
         model, request, use = self.model, self.request, self.request.tool_use
         chat, deadline = model.tokenizer, request.context.deadline
         if request.think and not chat.can_think:
@@ -200,7 +202,7 @@ class _Prompting:
         if model.images is not None:
             # The engine's tokenizer adds what a text begins with, and the template has written it already.
             vision_prompt = image_prompt(text.removeprefix(chat.opening()), images, self.pixels, model.images)
-        return Prompt(tokens, _parser(request, calls, text), vision_prompt)
+        return PreparedPrompt(tokens, _parser(request, calls, text), vision_prompt)
 
     async def _newest(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """The messages without the oldest turns that there is no room for; the instructions before them stay.

@@ -13,7 +13,7 @@ from msgspec import structs
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import Route
 from worker_node.observability.tracing import Operation, Tracing
-from worker_node.scheduling.admission import Work
+from worker_node.scheduling.admission import TokenCost
 from worker_node.serving.routing import select_placement
 from worker_node.serving.run import Execution, Services
 from worker_node.tasks.generate.answer import Reader, most_tokens
@@ -47,7 +47,7 @@ async def generate(
             selection = await select_placement(prepared.demand, context)
             if operation.recording:
                 operation.routed(selection.route)
-            work = Work(prepared.demand.prompt_tokens, most_tokens(prepared, selection.placement))
+            work = TokenCost(prepared.demand.prompt_tokens, most_tokens(prepared, selection.placement))
             execution = Execution(prepared.demand, context, selection, work=work, strict_proof=services.require_proof)
             with execution.admitted():
                 if operation.recording:

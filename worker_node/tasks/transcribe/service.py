@@ -21,7 +21,7 @@ from worker_node.core.types import NOT_MEASURED, NOTHING, Feature, RequestContex
 from worker_node.manager.manager import ModelManager
 from worker_node.observability.tracing import Operation
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
-from worker_node.scheduling.admission import Work
+from worker_node.scheduling.admission import TokenCost
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
 from worker_node.serving.run import Services, SingleRun, run_selected
 from worker_node.settings import NodeSettings
@@ -278,7 +278,7 @@ class Transcription:
         size = job.prompt_tokens
         demand = Demand(model.id, model.placements, size, size, require=require, needs=needs)
         prepared = time.monotonic()
-        run = SingleRun(demand, context, job, Transcript, 1, lambda _limits: Work(size), self._began, prepared)
+        run = SingleRun(demand, context, job, Transcript, 1, lambda _limits: TokenCost(size), self._began, prepared)
         selection = await select_placement(demand, context)
         if not self._answered:
             self._operation.routed(selection.route)

@@ -7,7 +7,7 @@ from counting_task.serving.building import CountingModel
 from counting_task.task import KIND
 from worker_node.core.errors import ContextLengthExceeded
 from worker_node.core.types import RequestContext, Route, Usage
-from worker_node.scheduling.admission import Work
+from worker_node.scheduling.admission import TokenCost
 from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.run import SingleRun, run_single
 
@@ -39,7 +39,7 @@ async def count(services, context: RequestContext, texts: list[str], name: str |
             demand = Demand(model.id, model.placements, longest, letters, require=context.require_device)
             job = CountJob(0, texts, context.deadline, context.interactive)
             run = SingleRun(
-                demand, context, job, Counted, len(texts), lambda _limits: Work(letters), began, time.monotonic()
+                demand, context, job, Counted, len(texts), lambda _limits: TokenCost(letters), began, time.monotonic()
             )
             answer = await run_single(services, run, operation)
         result, route, usage = answer.result, answer.route, Usage(letters)

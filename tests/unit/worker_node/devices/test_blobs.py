@@ -176,6 +176,12 @@ def test_after_an_upgrade_the_device_is_asked_and_without_its_answer_versions_mu
     assert core.asked == ([] if answer is None else [NEEDS])
 
 
+def test_what_the_device_refuses_is_rejected_though_all_versions_are_equal(blobs, model):
+    model.written(Core(**MACHINE), blobs, {NAME: NEEDS})
+    with pytest.raises(BlobRejected, match="need another NPU or driver"):
+        model.checked(Core(CompatibilityCheck.UNSUPPORTED, **MACHINE), blobs)
+
+
 @pytest.mark.parametrize(
     ("core", "emulated", "compiled"),
     [

@@ -3,7 +3,7 @@
 import itertools
 import random
 
-from worker_node.manager.policy import Refusal, Unit, UnitState, Why, decide
+from worker_node.manager.policy import DoesNotFit, Unit, UnitState, Why, plan_memory
 
 UNLOADED, LOADING, READY = UnitState.UNLOADED, UnitState.LOADING, UnitState.READY
 
@@ -46,7 +46,7 @@ def test_one_load_fits_is_refused_or_evicts_the_least_recently_used_as_the_oracl
         wanted = unit("wanted", UNLOADED, memory=rng.randint(1, 200), wanted_since=1.0)
         held = sum(u.memory for u in others if u.state is not UNLOADED)
         budget = rng.randint(max(1, held), held + 250)
-        plan = decide([*others, wanted], {"host": budget}, 200.0)
+        plan = plan_memory([*others, wanted], {"host": budget}, 200.0)
         possible = room_for(wanted, others, budget)
         evicted = {key for key, why in plan.unloads if why is Why.ROOM}
         assert [key for key, _ in plan.unloads if key not in evicted] == []
@@ -70,7 +70,7 @@ def test_beyond_the_budget_idle_units_go_until_it_is_kept_and_no_further():
     for _ in range(3_000):
         units = random_units(rng, rng.randint(1, 8))
         budget = rng.randint(1, 600)
-        plan = decide(units, {"host": budget}, 200.0)
+        plan = plan_memory(units, {"host": budget}, 200.0)
         gone = [key for key, why in plan.unloads if why is Why.PRESSURE]
         left = {u.key: u for u in units if u.state is not UNLOADED and u.key not in gone}
         evictable = sorted((u for u in units if u.evictable), key=lambda u: u.last_use)
@@ -84,22 +84,22 @@ def test_beyond_the_budget_idle_units_go_until_it_is_kept_and_no_further():
 def test_the_refusal_names_what_is_in_the_way():
     pinned, busy = unit("pinned", pinned=True), unit("busy", busy=True)
     wanted = unit("wanted", UNLOADED, wanted_since=1.0)
-    short = Refusal(wanted.key, 100, 250, (pinned.key, busy.key), waits=True)
-    assert decide([pinned, busy, wanted], {"host": 250}, 1.0).refusals == (short,), "it waits until that is idle"
+    short = DoesNotFit(wanted.key, 100, 250, (pinned.key, busy.key), waits=True)
+    assert plan_memory([pinned, busy, wanted], {"host": 250}, 1.0).refusals == (short,), "it waits until that is idle"
     loading, leaving = unit("loading", LOADING, memory=80), unit("leaving", UnitState.UNLOADING, memory=20)
-    plan = decide(
+    plan = plan_memory(
         [loading, leaving, Unit(("wanted", "NPU"), "NPU", "host", 100, UNLOADED, wanted_since=1.0)], {"host": 150}, 1.0
     )
     assert [refusal.in_the_way for refusal in plan.refusals] == [(loading.key, leaving.key)]
     hopeless = unit("wanted", UNLOADED, wanted_since=1.0, memory=200)
-    assert [r.in_the_way for r in decide([pinned, busy, hopeless], {"host": 250}, 1.0).refusals] == [(pinned.key,)]
+    assert [r.in_the_way for r in plan_memory([pinned, busy, hopeless], {"host": 250}, 1.0).refusals] == [(pinned.key,)]
 
 
 def test_a_load_that_waits_for_models_in_use_keeps_no_memory_from_others():
     busy = unit("busy", busy=True)
     large = unit("large", UNLOADED, wanted_since=1.0, memory=150)
     small = unit("small", UNLOADED, wanted_since=2.0, memory=50)
-    plan = decide([busy, large, small], {"host": 200}, 3.0)
+    plan = plan_memory([busy, large, small], {"host": 200}, 3.0)
     assert plan.loads == (small.key,)
     assert [refusal.key for refusal in plan.refusals if refusal.waits] == [large.key]
 
@@ -108,5 +108,5 @@ def test_a_load_whose_memory_is_being_freed_is_not_overtaken_by_a_later_one():
     leaving = unit("leaving", UnitState.UNLOADING, memory=150)
     first = unit("first", UNLOADED, wanted_since=1.0, memory=150)
     second = Unit(("second", "NPU"), "NPU", "host", 100, UNLOADED, wanted_since=2.0)
-    assert decide([leaving, first, second], {"host": 200}, 3.0).loads == ()
-    assert decide([first, second], {"host": 250}, 3.0).loads == (first.key, second.key)
+    assert plan_memory([leaving, first, second], {"host": 200}, 3.0).loads == ()
+    assert plan_memory([first, second], {"host": 250}, 3.0).loads == (first.key, second.key)

@@ -122,11 +122,11 @@ def test_the_form_of_the_weights_is_noted_where_openvino_and_the_node_look_for_i
         ("npu", 0, "INT4_INT8_CW"),
         ("cpu", 0, "INT4_INT8"),
         ("npu", math.inf, "INT8_SYM"),
-        ("cpu", math.inf, "INT8_SYM"),
+        ("cpu", math.inf, "INT4_INT8"),
     ],
 )
 def test_the_form_suits_the_device_and_the_size_of_the_model(make_gguf, monkeypatch, device, small, form):
-    monkeypatch.setattr(conversion, "_INT8_PARAMETERS", {"npu": small, "cpu": small})
+    monkeypatch.setattr(conversion, "_INT8_ON_NPU", small)
     chosen, reason = GgufFile(make_gguf()).form_for(device)
     assert chosen == Quantization[form]
     assert reason

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_node.scheduling.prompts import JobQueue, PrefillMeter, Prompt, choose_prompts, computed_in_step
+from worker_node.scheduling.prompts import JobQueue, PendingPrompt, PrefillMeter, choose_prompts, computed_in_step
 
 FAR = 1e12
 STEP = 256
@@ -70,7 +70,7 @@ def test_batch_work_gets_its_share_of_the_tokens_under_endless_interactive_work(
 
 
 def prompts(*lefts, **more):
-    return [Prompt(Job(index, prompt_tokens=left, **more), left) for index, left in enumerate(lefts)]
+    return [PendingPrompt(Job(index, prompt_tokens=left, **more), left) for index, left in enumerate(lefts)]
 
 
 def chosen(ranked, places=100, batch_places=100):

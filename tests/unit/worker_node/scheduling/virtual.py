@@ -18,7 +18,7 @@ import openvino_genai as genai
 from worker_node.core.errors import Overloaded
 from worker_node.core.types import Device, ModelKind
 from worker_node.engines.protocol import EngineSpec, Failed
-from worker_node.scheduling.admission import Admission, AdmissionLimits, Work
+from worker_node.scheduling.admission import Admission, AdmissionLimits, TokenCost
 from worker_node.tasks.generate import continuous
 from worker_node.tasks.generate.messages import GenerateJob, Step
 
@@ -129,7 +129,7 @@ class SequenceWorld:
         request.arrived = self.now
         self.requests.append(request)
         request.predicted = self.admission.expected_wait(interactive=request.interactive, tokens=request.prompt)
-        work = Work(request.prompt, request.limit)
+        work = TokenCost(request.prompt, request.limit)
         stack = ExitStack()
         try:
             asked = self.admission.permit(1, request.deadline, work=work, interactive=request.interactive)

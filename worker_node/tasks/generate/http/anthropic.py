@@ -23,7 +23,7 @@ from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import MAX_TOOLS, OtherTool, except_types, past_arguments, tool_use
 from worker_node.tasks.generate.http.parameters import Length, Temperature, TopK, TopP
-from worker_node.tasks.generate.http.replies import Ask, ChoiceEvent, Renderer, generation_route
+from worker_node.tasks.generate.http.replies import ChoiceEvent, ParsedRequest, Renderer, generation_route
 from worker_node.tasks.generate.images import IMAGE_TYPES, image_of_base64, image_of_url
 from worker_node.tasks.generate.prompting import count_prompt, generation_model
 from worker_node.tasks.generate.request import GenerationRequest, Image, Message, Rendering, Tool, ToolCall, ToolUse
@@ -254,9 +254,9 @@ def _text_and_images(content: str | Sequence[Block], where: str) -> tuple[str, t
     return _text(content), tuple(images)
 
 
-async def _messages(request: web.Request) -> Ask:
+async def _messages(request: web.Request) -> ParsedRequest:
     body, _, wanted = await _read(request, MessagesBody)
-    return Ask([wanted], _Rendered, bool(body.stream))
+    return ParsedRequest([wanted], _Rendered, bool(body.stream))
 
 
 async def _count_tokens(request: web.Request) -> web.Response:

@@ -16,7 +16,7 @@ from worker_node.http.sse import event_frame
 from worker_node.tasks.generate.blocks import Finished, Grown
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.parameters import Length, Temperature
-from worker_node.tasks.generate.http.replies import Ask, ChoiceEvent, Renderer, generation_route
+from worker_node.tasks.generate.http.replies import ChoiceEvent, ParsedRequest, Renderer, generation_route
 from worker_node.tasks.generate.request import GenerationRequest, Message
 from worker_node.tasks.generate.service import Choices
 
@@ -37,12 +37,12 @@ class InferenceBody(Body):
     raw: bool = False
 
 
-async def _parse(request: web.Request) -> Ask:
+async def _parse(request: web.Request) -> ParsedRequest:
     context = request_context(request)
     body = await read_body(request, InferenceBody)
     sampling = parameters.sampling({name: getattr(body, name) for name in body.model_fields_set})
     prompt = body.prompt if body.raw else (Message("user", body.prompt),)
-    return Ask([GenerationRequest(context, prompt, sampling, body.model)], _Native, body.stream)
+    return ParsedRequest([GenerationRequest(context, prompt, sampling, body.model)], _Native, body.stream)
 
 
 class _Native(Renderer):

@@ -31,8 +31,8 @@ from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import FunctionFields, past_arguments, tool_of
 from worker_node.tasks.generate.http.parameters import ContextLength, KeepAlive, RepetitionPenalty, SamplingBody
 from worker_node.tasks.generate.http.replies import (
-    Ask,
     ChoiceEvent,
+    ParsedRequest,
     Renderer,
     chat_logprobs,
     generation_route,
@@ -428,7 +428,7 @@ def _images(images: Sequence[str] | None, where: str) -> tuple[Image, ...]:
     return tuple(image_of_base64(image, 0, f"{where}[{number}]") for number, image in enumerate(images or ()))
 
 
-async def _generate(request: web.Request) -> Ask | web.StreamResponse:
+async def _generate(request: web.Request) -> ParsedRequest | web.StreamResponse:
     context = request_context(request)
     body = await read_body(request, GenerateBody)
     if not body.prompt and not body.images:
@@ -446,7 +446,7 @@ async def _generate(request: web.Request) -> Ask | web.StreamResponse:
     return _ask(request, body, model, wanted)
 
 
-async def _chat(request: web.Request) -> Ask | web.StreamResponse:
+async def _chat(request: web.Request) -> ParsedRequest | web.StreamResponse:
     context = request_context(request)
     body = await read_body(request, OllamaChatBody)
     if not body.messages:
@@ -492,7 +492,7 @@ async def _load_or_unload(
     return stream.response
 
 
-def _ask(request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest) -> Ask:
+def _ask(request: web.Request, body: _Common, model: ServedModel, wanted: GenerationRequest) -> ParsedRequest:
     kept = keeping(request, model, body.keep_alive)
     top = None
     if body.logprobs:
@@ -503,7 +503,7 @@ def _ask(request: web.Request, body: _Common, model: ServedModel, wanted: Genera
     elif body.top_logprobs:
         note_effects(request, ["top_logprobs"])
     renderer = partial(_Frames, body.model, top, chat=isinstance(body, OllamaChatBody))
-    return Ask([wanted], renderer, body.stream is not False, kept)
+    return ParsedRequest([wanted], renderer, body.stream is not False, kept)
 
 
 class OllamaFrame(Reply):

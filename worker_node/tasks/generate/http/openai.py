@@ -39,8 +39,8 @@ from worker_node.tasks.generate.http.conversation import (
 from worker_node.tasks.generate.http.ollama import keeping
 from worker_node.tasks.generate.http.parameters import SAMPLING, Length, SamplingFields, StreamOptions
 from worker_node.tasks.generate.http.replies import (
-    Ask,
     ChoiceEvent,
+    ParsedRequest,
     Renderer,
     chat_logprobs,
     completion_logprobs,
@@ -216,14 +216,14 @@ class ChatBody(SamplingFields, RenderingBody):
                 return tool_use(tools, mode, single=single)
 
 
-async def _chat(request: web.Request) -> Ask:
+async def _chat(request: web.Request) -> ParsedRequest:
     context = request_context(request)
     body = await read_body(request, ChatBody)
     top = body.top_logprobs or 0
     if top:
         top = known_alternatives(request, "top_logprobs", top, body.temperature)
     kept = nullcontext() if body.keep_alive is None else keeping(request, body.model, body.keep_alive)
-    return Ask(body.requests(context), partial(_Chat, body, top), bool(body.stream), kept)
+    return ParsedRequest(body.requests(context), partial(_Chat, body, top), bool(body.stream), kept)
 
 
 class _Chat(_Rendered):
@@ -332,14 +332,14 @@ class CompletionsBody(SamplingFields):
         return requests
 
 
-async def _completions(request: web.Request) -> Ask:
+async def _completions(request: web.Request) -> ParsedRequest:
     context = request_context(request)
     body = await read_body(request, CompletionsBody)
     top = body.logprobs or 0
     if top:
         top = known_alternatives(request, "logprobs", top, body.temperature)
     kept = nullcontext() if body.keep_alive is None else keeping(request, body.model, body.keep_alive)
-    return Ask(body.requests(context), partial(_Completion, body, top), bool(body.stream), kept)
+    return ParsedRequest(body.requests(context), partial(_Completion, body, top), bool(body.stream), kept)
 
 
 class _Completion(_Rendered):

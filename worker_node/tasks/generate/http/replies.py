@@ -1,4 +1,4 @@
-"""How every dialect answers: it parses a request into an `Ask`, and its `Renderer` writes the answer."""
+"""How every dialect answers: it parses a request into a `ParsedRequest`, and its `Renderer` writes the answer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Renderer(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ParsedRequest:
     """What a request asks for, and who renders it. `kept` keeps the model in memory after it."""
 
     requests: Sequence[GenerationRequest]
@@ -62,7 +62,7 @@ class Ask:
     kept: AbstractAsyncContextManager[None] = field(default_factory=nullcontext)
 
 
-Parse = Callable[[web.Request], Awaitable[Ask | web.StreamResponse]]
+Parse = Callable[[web.Request], Awaitable[ParsedRequest | web.StreamResponse]]
 
 
 def generation_route(

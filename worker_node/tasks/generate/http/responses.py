@@ -38,7 +38,7 @@ from worker_node.tasks.generate.http.conversation import (
     tool_use,
 )
 from worker_node.tasks.generate.http.parameters import SAMPLING, Length, RepetitionPenalty, SamplingBody
-from worker_node.tasks.generate.http.replies import Ask, ChoiceEvent, Renderer, generation_route
+from worker_node.tasks.generate.http.replies import ChoiceEvent, ParsedRequest, Renderer, generation_route
 from worker_node.tasks.generate.request import GenerationRequest, Message, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.service import Choices
 
@@ -320,10 +320,10 @@ class ResponsesBody(SamplingBody):
         return tuple(turns)
 
 
-async def _responses(request: web.Request) -> Ask:
+async def _responses(request: web.Request) -> ParsedRequest:
     context = request_context(request)
     body = await read_body(request, ResponsesBody)
-    return Ask([body.request(context)], partial(_Rendered, body), bool(body.stream))
+    return ParsedRequest([body.request(context)], partial(_Rendered, body), bool(body.stream))
 
 
 class _Rendered(Renderer):

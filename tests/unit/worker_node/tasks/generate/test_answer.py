@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.writing import WRITER, writing
 from worker_node.core.errors import EngineUnavailable
 from worker_node.tasks.generate.answer import (
-    Answer,
+    AnswerBuilder,
     Blocks,
     ByteDetokenizer,
     ReasoningFirst,
@@ -30,7 +30,7 @@ TOKENIZER = SimpleNamespace(byte_table=BYTES)
 
 def answered(steps, sampling):
     """The text and the number of tokens of an answer that the engine gives in these steps, until it has ended."""
-    answer = Answer(TOKENIZER, sampling)
+    answer = AnswerBuilder(TOKENIZER, sampling)
     for step in steps:
         answer.push(TokenDelta(1, step))
         if answer.complete:
@@ -186,7 +186,9 @@ LOOK = {"name": "look", "parameters": {"type": "object"}}
 
 def blocks_of(text, *, size=1000, parser=None, single=False, cut=False):
     """The blocks of an answer; the events say the same, and only the last block is ever open."""
-    answer = Answer(TOKENIZER, Sampling(), parser or ReasoningFirst(lambda: TaggedCalls({"look"})), single_call=single)
+    answer = AnswerBuilder(
+        TOKENIZER, Sampling(), parser or ReasoningFirst(lambda: TaggedCalls({"look"})), single_call=single
+    )
     tokens, finish = list(text.encode()), "length" if cut else "stop"
     events = [
         e for at in range(0, len(tokens), size) for e in answer.push(TokenDelta(1, tokens[at : at + size], finish))

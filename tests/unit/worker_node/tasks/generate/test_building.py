@@ -128,8 +128,10 @@ def test_the_memory_of_the_window_and_of_what_is_kept_is_in_the_estimate(store):
 
 def test_an_npu_whose_compiler_refuses_several_chunks_gets_one_unless_the_settings_ask(store):
     found = plan(store, Device.NPU, npu=REAL, architecture="3720")
-    assert (found.options.prefill_chunk_size, found.options.prefix_cache_block_size) == (None, None)
+    assert (found.options.prefill_chunk_size, found.options.enable_prefix_caching) == (None, False)
     assert any("refuses prompts in several chunks for NPU 3720" in note for note in found.notes)
+    assert found.options.prefill_hint is None
+    assert plan(store, Device.NPU, npu=REAL, architecture="3720", max_prompt_len=2048).options.prefill_hint == "STATIC"
     asked = plan(store, Device.NPU, npu=REAL, architecture="3720", enable_prefix_caching=True)
     assert (asked.options.prefill_chunk_size, asked.notes) == (256, ())
     assert plan(store, Device.NPU, npu=NPU, architecture="3720").options.prefill_chunk_size == 256
