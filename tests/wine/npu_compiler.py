@@ -107,6 +107,18 @@ ROWS = (
     Row("chat, prompts of 1024, int4_sym", f"{GENERATOR}-int4_sym", {"max_prompt_len": 1024}, platforms=("4000",)),
     Row("chat, prompts of 1024, int8_sym", f"{GENERATOR}-int8_sym", {"max_prompt_len": 1024}, platforms=("4000",)),
     Row(
+        "chat, prompts of 1024, generate_hint FAST_COMPILE",
+        GENERATOR,
+        {"max_prompt_len": 1024, "generate_hint": "FAST_COMPILE"},
+        platforms=("4000",),
+    ),
+    Row(
+        "chat, prompts of 1024, generate_hint BEST_PERF",
+        GENERATOR,
+        {"max_prompt_len": 1024, "generate_hint": "BEST_PERF"},
+        platforms=("4000",),
+    ),
+    Row(
         "chat, prompts of 2048",
         GENERATOR,
         {"max_prompt_len": 2048},
@@ -124,7 +136,22 @@ ROWS = (
         ),
     ),
     Row("speech, NPU_USE_NPUW", SPEECH, properties={"NPU_USE_NPUW": "YES"}, platforms=("4000",)),
-    Row("vision", VISION, {"max_prompt_len": 1024}, platforms=("4000",)),
+    Row(
+        "speech, NPU_USE_NPUW, word_timestamps",
+        SPEECH,
+        {"word_timestamps": True},
+        properties={"NPU_USE_NPUW": "YES"},
+        platforms=("4000",),
+    ),
+    Row(
+        "vision",
+        VISION,
+        {"max_prompt_len": 1024},
+        platforms=(
+            "3720",
+            "4000",
+        ),
+    ),
 )
 
 
