@@ -95,8 +95,10 @@ def headers(given: Mapping[str, str]) -> None:
     for name, value in given.items():
         plain = name.lower()
         problem = None
-        if not _HEADER_NAME.fullmatch(name) or not _HEADER_TEXT.fullmatch(value):
-            problem = "a name or a value that is not printable ASCII"
+        if not _HEADER_NAME.fullmatch(name):
+            problem = "a name that is not printable ASCII"
+        elif not _HEADER_TEXT.fullmatch(value):
+            problem = f"a value that is not printable ASCII, in {name}"
         elif plain in _OPTION_OF_HEADER:
             problem = f"{plain}: give the option {_OPTION_OF_HEADER[plain]}"
         elif plain in _OWN_HEADERS or plain.startswith("proxy-"):

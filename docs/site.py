@@ -12,8 +12,7 @@ _CODE = re.compile(r"(?<=(?<!</span>)<code>)[^<]*")  # not that of blocks, which
 _WORD = re.compile(r"(?<!\S)(?=\S*[-/\[])\S{2,}")
 _PHONE = 36  # characters of code in a line of a phone
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
-
-
+_EXAMPLE = re.compile(r"^\[(examples/[\w/]+\.py)\]\(.*(?:\n.+)*", re.MULTILINE)
 _BLOCKS = re.compile(r"(?:^```(?:sh|python|js|go)\n.*?^```\n\n?){2,}", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```(sh|python|js|go)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LANGUAGES = {"sh": "curl", "python": "Python", "js": "JavaScript", "go": "Go"}
@@ -26,6 +25,12 @@ def _tabs(blocks):
         return blocks[0]
     tabs = [(_LANGUAGES[language], indent(f"```{language}\n{code}```\n", " " * 4)) for language, code in found]
     return "".join(f'=== "{name}"\n\n{block}\n' for name, block in tabs)
+
+
+def _with_code(paragraph):
+    """A paragraph that begins with an example, and its code."""
+    code = (ROOT / paragraph[1]).read_text(encoding="utf-8")
+    return f"{paragraph[0]}\n\n```python\n{code}```"
 
 
 def on_files(files, config):
@@ -46,6 +51,7 @@ def on_page_markdown(markdown, page, config, **_):
         outside = "://" not in link[2] and ROOT / "docs" not in target.resolve().parents
         return f"`{link[1].strip('`')}`" if outside else link[0]
 
+    markdown = _EXAMPLE.sub(_with_code, markdown)
     return _LINK.sub(plain, _BLOCKS.sub(_tabs, markdown))
 
 

@@ -11,10 +11,8 @@ import hashlib
 import json
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from tests.support.cross_encoders import write_minilm
 from tests.support.foreign import kept, output_of
 from tests.support.whisper import install_whisper
 from tests.wine.npu_binary import Decoder, Part, Times, parts_of, runs
-from tests.wine.windows import ROOT, Windows, windows, windows_path
+from tests.wine.windows import ROOT, Windows, printed_by, windows, windows_path
 from worker_node.certify.predictions import Prediction
 from worker_node.models.catalog import Catalog
 from worker_node.models.directory import MANIFEST_FILE, peek_config
@@ -41,8 +39,6 @@ SMALL = ("3720", "4000", "5010")
 SLOWER, LARGER = 1.25, 2.0
 # On a machine that is shared a compile may take many times its CPU time.
 HUNG_S = 3600
-# What a process that ended printed last.
-DRAIN_S = 5
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -182,7 +178,7 @@ def compile_row(installation: Windows, row: Row, platforms: Sequence[str]) -> di
         process = installation.start("-m", "tests.wine.compile_job", json.dumps(job))
         limit = row.limit_s * len(platforms)
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (limit, limit))
-        output = _output_of(process)
+        output = printed_by(process, HUNG_S)
         lines = _lines(output)
         found = {line["platform"]: _result(row, line, Path(room) / line["platform"], store) for line in lines}
     if process.returncode in {-signal.SIGKILL, -signal.SIGXCPU}:
@@ -191,16 +187,6 @@ def compile_row(installation: Windows, row: Row, platforms: Sequence[str]) -> di
     if len(found) < len(platforms):
         raise RuntimeError(f"the compiler ended with status {process.returncode}: {output[-2000:].strip()}")
     return found
-
-
-def _output_of(process: subprocess.Popen[str]) -> str:
-    """What a process printed until it ended: Wine's services hold its pipe as long as anything uses the same Wine."""
-    printed: list[str] = []
-    reader = threading.Thread(target=lambda: printed.extend(process.stdout or ()), daemon=True)
-    reader.start()
-    process.wait(timeout=HUNG_S)
-    reader.join(timeout=DRAIN_S)
-    return "".join(printed)
 
 
 def _lines(output: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ TEST_PACKAGES = (
     "pytest-timeout",
     "sortedcontainers",
 )
+# What a process that ended printed last.
+DRAIN_S = 5
 _COMPLEX = re.compile(r"c(real|imag|arg|exp|log|pow|sqrt|sin|cos|tan|sinh|cosh|tanh|abs)(f?)")
 _MATH, _OURS = "api-ms-win-crt-math-l1-1-0.dll", "npu-ms-win-crt-math-l1-1-0.dll"
 
@@ -110,11 +113,27 @@ class Windows:
     def run(self, *arguments: str | Path, timeout: float = 600, **more: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments, **more)
         try:
-            output, _ = process.communicate(timeout=timeout)
+            output = printed_by(process, timeout)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
         return subprocess.CompletedProcess(arguments, process.returncode, output)
+
+
+def printed_by(process: subprocess.Popen[str], timeout: float) -> str:
+    """What a process printed until it ended: Wine's services hold its pipe as long as anything uses the same Wine."""
+    pipe, lines = process.stdout, list[str]()
+    assert pipe is not None
+
+    def read() -> None:
+        with pipe:
+            lines.extend(pipe)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    process.wait(timeout=timeout)
+    reader.join(timeout=DRAIN_S)
+    return "".join(lines)
 
 
 def windows_path(path: Path) -> str:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from worker_node.core.errors import ConfigurationError
+from worker_node.core.operating_system import WINDOWS
 from worker_node.core.types import ModelKind
 from worker_node.devices.npu import version_in
 from worker_node.models.disk import storage_problem
@@ -275,11 +276,15 @@ def read_model(directory: Path) -> InstalledModel:
 
 
 def _current_space(directory: Path, manifest: Manifest, installed_at: float) -> str | None:
-    """The manifest's space, or another one if the files changed; they are hashed if one is newer than the manifest."""
+    """The manifest's space, or another one if the files changed; they are hashed if one is newer than the manifest.
+
+    On Windows they are always hashed: an older file that is copied over one keeps its time of writing, and Windows
+    tells no time of the change.
+    """
     if manifest.space is None or manifest.content is None:
         return manifest.space
     touched = [max(it.st_mtime, it.st_ctime) for name in manifest.files if (it := (directory / name).stat())]
-    if max(touched, default=0.0) <= installed_at:
+    if not WINDOWS and max(touched, default=0.0) <= installed_at:
         return manifest.space
     content = content_hash(directory, TOKENIZER_FILE)
     if content == manifest.content:

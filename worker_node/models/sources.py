@@ -85,13 +85,17 @@ def is_local(name: str) -> bool:
     if "://" in name or hub_reference(name) is not None:
         return False
     relative = ("~", "./", "../", f".{os.sep}", f"..{os.sep}")
-    return Path(name).is_absolute() or name.startswith(relative) or name.endswith(".gguf") or name in {".", ".."}
+    # On Windows `/models/x` has a root and no drive, and is not absolute.
+    return bool(Path(name).root) or name.startswith(relative) or name.endswith(".gguf") or name in {".", ".."}
 
 
 def is_below(name: str, roots: Iterable[Path]) -> bool:
     """Whether a name is an absolute path into one of the directories, with all links resolved."""
+    path = Path(name)
     try:
-        return Path(name).is_absolute() and any(Path(name).resolve().is_relative_to(root.resolve()) for root in roots)
+        if not path.is_absolute() or (_is_share(path) and path.drive not in {root.drive for root in roots}):
+            return False
+        return any(path.resolve().is_relative_to(root.resolve()) for root in roots)
     except (OSError, ValueError, RuntimeError):
         # Too long, a null byte, links in a circle.
         return False
@@ -105,8 +109,18 @@ def is_foreign(name: str) -> bool:
     return is_local(name.strip()) or hub_reference(name.strip()) is not None
 
 
+def _is_share(path: Path) -> bool:
+    r"""Whether a path is that of a share of another machine, as `\\machine\share\x`; nothing is one on Linux.
+
+    Windows sends credentials of its user to the machine of a share that a program looks at.
+    """
+    return path.drive.startswith("\\\\")
+
+
 def alias_of(name: str) -> str:
-    """The form in which names of installed models are compared."""
+    """The form in which names of installed models are compared. Requests choose the name: no share is looked at."""
+    if _is_share(path := Path(name.strip())):
+        return normalise_name(str(path))
     try:
         reference = foreign_reference(name.strip())
     except BadRequest:

@@ -188,8 +188,9 @@ def build_model(
     for plan in plans:
         canary = task.canary(model, wanted, plan.engine)
         examination = no_canary if canary is None else guard(canary)
-        prewarm = task.prewarm(model, wanted, plan.engine)
-        placements.append(_placement(task, plan, machine, examination, prewarm, suspects))
+        prewarm, missed = task.prewarm(model, wanted, plan.engine)
+        noted = replace(plan, notes=(*plan.notes, *missed))
+        placements.append(_placement(task, noted, machine, examination, prewarm, suspects))
     model.placements, model.excluded = tuple(placements), excluded
     model.aliases, model.idle_unload_s = wanted.aliases, wanted.idle_unload_s
     return model

@@ -98,12 +98,12 @@ class ServedTask(ABC, Generic[M]):
         Raises ConfigurationError when the plan's limits are too short for it.
         """
 
-    def prewarm(self, _model: M, _wanted: ModelSettings, _plan: EnginePlan) -> Prewarm | None:
-        """What a planned engine computes for its prefix cache whenever it has been loaded; None for nothing.
+    def prewarm(self, _model: M, _wanted: ModelSettings, _plan: EnginePlan) -> tuple[Prewarm | None, tuple[str, ...]]:
+        """What a planned engine computes for its prefix cache whenever it has been loaded, None for nothing; and notes.
 
         Raises ConfigurationError.
         """
-        return None
+        return None, ()
 
     async def start(self, _parts: TaskParts) -> None:
         """Called when the node starts: start what the first request should not have to wait for."""

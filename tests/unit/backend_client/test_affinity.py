@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend_client import arguments
+from backend_client.errors import InvalidArgument
 from backend_client.fleet.affinity import Affinity, conversation_key
 from backend_client.fleet.node import Availability, Node
 from backend_client.http.messages import Request
@@ -139,6 +141,11 @@ def test_a_session_named_in_a_header_goes_before_all_else():
     one = request({"messages": TURN, "prompt_cache_key": "a"}, extra_headers={"X-Session-ID": "s"})
     other = request({"messages": LATER[1:], "user": "b"}, extra_headers={"x-session-id": "s"})
     assert conversation_key(one) == conversation_key(other)
+
+
+def test_a_session_that_is_no_header_is_refused_by_its_name():
+    with pytest.raises(InvalidArgument, match="a value that is not printable ASCII, in X-Session-Id"):
+        arguments.headers({"X-Session-Id": "café"})
 
 
 def test_pictures_are_not_hashed():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -32,8 +31,6 @@ from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
 from worker_node.tasks.generate.request import Message
 from worker_node.tasks.generate.schemas import SchemaCompiler
 from worker_node.tasks.generate.task import ContinuousOptions, GenerationOptions, StatefulOptions
-
-log = logging.getLogger(__name__)
 
 # With chunks of 256 a short prompt's first token takes a third of the time on the emulated NPU. What it does to a real
 # one could not be measured, so there OpenVINO's own default stands.
@@ -118,7 +115,9 @@ class _Generate(ServedTask[GenerationModel]):
             )
         return generation_canary(known, model.tokenizer)
 
-    def prewarm(self, model: GenerationModel, wanted: ModelSettings, plan: EnginePlan) -> Prewarm | None:
+    def prewarm(
+        self, model: GenerationModel, wanted: ModelSettings, plan: EnginePlan
+    ) -> tuple[Prewarm | None, tuple[str, ...]]:
         match plan.options:
             case ContinuousOptions() as options:
                 step, piece = (BLOCK_TOKENS, None) if options.caches_prefixes else (0, None)
@@ -128,18 +127,22 @@ class _Generate(ServedTask[GenerationModel]):
             case _:
                 step, piece = 0, None
         jobs: list[tuple[bytes, list[int]]] = []
-        for value in wanted.of(GenerationOptions).prewarm:
+        # Notes are public in /health: they name the place of a text, not what it says.
+        notes: list[str] = []
+        for place, value in enumerate(wanted.of(GenerationOptions).prewarm):
             tokens = _system_prompt(model.tokenizer, prewarm_text(value, wanted), wanted)
             kept = len(tokens) // step * step if step else 0
             if not kept or len(tokens) >= plan.prompt_limit:
-                why = "it has no prefix cache" if not step else f"it keeps {step} to {plan.prompt_limit - 1} tokens"
-                log.warning(
-                    "%s: nothing of %r is computed ahead by %s: %s", model.id, value[:60], plan.options.engine, why
+                why = (
+                    f"it has {len(tokens)} tokens, and this engine keeps prompts of {step} to {plan.prompt_limit - 1}"
+                    if step
+                    else "this engine has no prefix cache"
                 )
+                notes.append(f"prewarm[{place}] is ignored: {why}")
                 continue
             ends = [*range(piece, kept + 1, piece)] if piece else [kept]
             jobs.append((np.asarray(tokens[:kept], TOKEN_DTYPE).tobytes(), ends))
-        return _prewarm(jobs) if jobs else None
+        return _prewarm(jobs) if jobs else None, tuple(notes)
 
     async def start(self, parts: TaskParts) -> None:
         await parts.of(SchemaCompiler).start()
@@ -241,9 +244,8 @@ def _with_prefix_cache(given: StatefulOptions, target: Target) -> tuple[Stateful
     chunk = given.prefill_chunk_size
     if chunk is None or chunk >= given.max_prompt_len:
         problem = f"prompts of at most {given.max_prompt_len} tokens are computed in one chunk"
-        return off, (
-            f"there is no prefix cache: {problem}",
-        ) if "enable_prefix_caching" in target.wanted.options else ()
+        asked = {"enable_prefix_caching", "prefill_chunk_size", "prefix_cache_max_num_blocks"}
+        return off, (f"there is no prefix cache: {problem}",) if asked & set(target.wanted.options) else ()
     config, notes = dict(given.plugin_config), tuple[str, ...]()
     if config.pop(_BLOCK_SIZE, chunk) != chunk:
         notes = (f"{_BLOCK_SIZE} is ignored: blocks are whole chunks, of {chunk} tokens",)

@@ -16,7 +16,7 @@ from worker_node.models.directory import Manifest, write_manifest
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import Machine, plan_engine
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
-from worker_node.tasks.generate.building import GENERATE, kv_cache_bytes, prewarm_text
+from worker_node.tasks.generate.building import GENERATE, GenerationModel, kv_cache_bytes, prewarm_text
 
 NPU = NpuSource(emulated=True, busy_counter=Path("/proc/1/fd/3"), stand_in=True)
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
@@ -142,6 +142,8 @@ def test_without_chunks_there_is_no_prefix_cache_and_whoever_asks_for_it_is_told
     assert not found.options.enable_prefix_caching
     assert any("there is no prefix cache" in note for note in found.notes)
     assert plan(store, Device.NPU, prefill_hint="STATIC").notes == ()
+    one_chunk = plan(store, Device.NPU, prefill_chunk_size=2048)
+    assert one_chunk.notes == ("there is no prefix cache: prompts of at most 1024 tokens are computed in one chunk",)
 
 
 def test_blocks_are_whole_chunks_whatever_is_asked_for(store):
@@ -182,6 +184,29 @@ def test_what_prewarm_cannot_read_is_an_error_of_the_settings(tmp_path, value, p
     with pytest.raises(ConfigurationError, match=re.escape(problem)) as raised:
         prewarm_text(value.replace("{}", str(tmp_path)), ModelSettings(name="large"))
     assert raised.value.message.startswith("model large: prewarm")
+
+
+class WordTokenizer:
+    chat_template = ""
+
+    def encode_prompt(self, text):
+        return list(range(len(text.split())))
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "problem"),
+    [
+        (100, {}, "it has 100 tokens, and this engine keeps prompts of 256 to 1023"),
+        (1024, {}, "it has 1024 tokens, and this engine keeps prompts of 256 to 1023"),
+        (300, {"enable_prefix_caching": False}, "this engine has no prefix cache"),
+    ],
+)
+def test_a_prewarmed_prompt_that_the_cache_cannot_keep_is_noted_without_its_text(store, words, options, problem):
+    model = GenerationModel(ModelStore(store).get("large"), WordTokenizer())
+    wanted = ModelSettings(name="large", prewarm=["fits " * 300, "secret " * words], **options)
+    prewarm, notes = GENERATE.prewarm(model, wanted, plan(store, Device.NPU, **options))
+    assert notes[-1] == f"prewarm[1] is ignored: {problem}"
+    assert (prewarm is None, len(notes)) == ((True, 2) if options else (False, 1))
 
 
 # The KV cache.
