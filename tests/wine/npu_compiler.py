@@ -137,9 +137,10 @@ ROWS = (
         "chat, prompts of 4096, prefill_attention_hint STATIC",
         GENERATOR,
         {"max_prompt_len": 4096, "prefill_attention_hint": "STATIC"},
-        limit_s=120,
+        limit_s=100,
         platforms=("4000",),
     ),
+    Row("chat, prompts of 8192", GENERATOR, {"max_prompt_len": 8192}, limit_s=100, platforms=("5010",)),
     Row("speech, encoder", SPEECH),
     Row("speech, NPU_USE_NPUW", SPEECH, properties={"NPU_USE_NPUW": "YES"}, platforms=("4000",)),
     Row(
