@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -81,6 +82,9 @@ def node(name: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         try:
             with doing(f"the {name} starts: a process of its own"):
                 line = process.stdout.readline() if process.stdout else ""
+            # Ctrl-C came while the node was leaving this script's group.
+            if not line and process.wait() == -signal.SIGINT:
+                raise KeyboardInterrupt
             if not line.startswith("listening on "):
                 raise SystemExit(f"the {name} did not start; its message is above")
             yield process, line.split()[-1]

@@ -455,7 +455,9 @@ def usage_of(body: Mapping[str, Any]) -> tuple[int, int]:
     # A ranking has no output, and says its total alone.
     prompt = usage.get("prompt_tokens", usage.get("input_tokens", usage.get("total_tokens")))
     completion = usage.get("completion_tokens", usage.get("output_tokens"))
-    return _count(prompt), _count(completion)
+    # Anthropic's `input_tokens` leave out what the cache had.
+    cache = _count(usage.get("cache_read_input_tokens")) + _count(usage.get("cache_creation_input_tokens"))
+    return _count(prompt) + cache, _count(completion)
 
 
 def _count(value: object) -> int:

@@ -56,9 +56,18 @@ def test_a_stream_holds_the_whole_answer_in_the_documented_events(client):
     with client.messages.stream(model=MODEL, max_tokens=32, messages=CAPITAL, system="Be short.") as stream:
         final = stream.get_final_message()
     assert final.content[0].text == whole.content[0].text
-    assert final.usage == whole.usage
-    counted = client.messages.count_tokens(model=MODEL, messages=CAPITAL, system="Be short.")
-    assert counted.input_tokens == whole.usage.input_tokens
+    counted = client.messages.count_tokens(model=MODEL, messages=CAPITAL, system="Be short.").input_tokens
+    assert [read.input_tokens + read.cache_read_input_tokens for read in (whole.usage, final.usage)] == [counted] * 2
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_tokens_that_the_cache_held_are_counted_apart(client):
+    long = "Answer with one word only, whatever the question is, and never explain your answer. " * 4
+    first, again = (
+        client.messages.create(model=MODEL, max_tokens=4, messages=CAPITAL, system=long).usage for _ in range(2)
+    )
+    assert again.cache_read_input_tokens >= 32
+    assert again.input_tokens + again.cache_read_input_tokens == first.input_tokens + first.cache_read_input_tokens
 
 
 def test_a_billing_line_in_the_instructions_is_not_part_of_the_prompt(client):

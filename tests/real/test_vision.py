@@ -160,7 +160,8 @@ async def test_anthropics_messages_see_the_image_too(http, seeing):
         body = {"model": "colours", "max_tokens": 4, "messages": [turn]}
         async with http.post(seeing.url + "/v1/messages", json=body) as reply:
             assert reply.status == 200, await reply.text()
-            counts.append((await reply.json())["usage"]["input_tokens"])
+            usage = (await reply.json())["usage"]
+            counts.append(usage["input_tokens"] + usage["cache_read_input_tokens"])
     assert counts[1] - counts[0] >= TOKENS - 1
 
 

@@ -303,7 +303,9 @@ class _Rendered(Renderer):
             case Closed(block):
                 return _frame("content_block_stop", index=block.index)
             case finished:
-                usage = _usage(finished.usage.prompt_tokens, finished.usage.completion_tokens)
+                usage = _usage(
+                    finished.usage.prompt_tokens, finished.usage.completion_tokens, finished.usage.cached_tokens or 0
+                )
                 last = _frame("message_delta", delta=_ending(finished), usage=usage, **busy_fields(finished.busy))
                 return last + _frame("message_stop")
 
@@ -314,7 +316,9 @@ class _Rendered(Renderer):
         [finished] = ends
         calls = finished.calls
         content = [_content(one, one.text) for one in finished.blocks if one.kind is not BlockKind.CALL or one in calls]
-        usage = _usage(finished.usage.prompt_tokens, finished.usage.completion_tokens)
+        usage = _usage(
+            finished.usage.prompt_tokens, finished.usage.completion_tokens, finished.usage.cached_tokens or 0
+        )
         return self._fields | {"content": content, "usage": usage} | _ending(finished)
 
 
@@ -345,11 +349,12 @@ def _ending(finished: Finished) -> dict[str, str | None]:
     return {"stop_reason": reason, "stop_sequence": finished.stop_sequence if reason == "stop_sequence" else None}
 
 
-def _usage(prompt: int, completion: int) -> dict[str, int]:
+def _usage(prompt: int, completion: int, cached: int = 0) -> dict[str, int]:
+    """Anthropic counts tokens that were read from the cache apart. A stream's beginning knows of none yet."""
     return {
-        "input_tokens": prompt,
+        "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": cached,
         "output_tokens": completion,
     }
 
