@@ -78,12 +78,16 @@ EMBEDDER, GENERATOR, SPEECH = "all-minilm-l6-v2", "smollm2-135m-instruct", "whis
 RERANKER, VISION = "reranker", "colours"
 ROWS = (
     Row("embeddings, 16 tokens", EMBEDDER, {"npu_buckets": [16]}),
+    Row("embeddings, 24 tokens", EMBEDDER, {"npu_buckets": [24]}, platforms=("4000",)),
     Row("embeddings, 32 tokens", EMBEDDER, {"npu_buckets": [32]}, small=True),
+    Row("embeddings, 64 tokens", EMBEDDER, {"npu_buckets": [64]}, platforms=("4000",)),
+    Row("embeddings, 128 tokens", EMBEDDER, {"npu_buckets": [128]}, platforms=("4000",)),
     Row("embeddings, 256 tokens", EMBEDDER, {"npu_buckets": [256]}, small=True),
     Row("embeddings, 256 tokens, one run at a time", EMBEDDER, {"npu_buckets": [256], "infer_requests": 1}),
     Row(
         "embeddings, 256 tokens, npu-node compile", EMBEDDER, {"npu_buckets": [256]}, exported=True, platforms=("4000",)
     ),
+    Row("rerank, 128 tokens", RERANKER, {"npu_buckets": [128]}, platforms=("4000",)),
     Row("rerank, 512 tokens", RERANKER, {"npu_buckets": [512]}, small=True),
     Row("chat, prompts of 1024", GENERATOR, {"max_prompt_len": 1024}, small=True),
     Row(
@@ -127,14 +131,17 @@ ROWS = (
             "4000",
         ),
     ),
+    # Prompts above 2,048 tokens have pyramid attention where nothing is set.
+    Row("chat, prompts of 4096", GENERATOR, {"max_prompt_len": 4096}, platforms=("4000", "5010")),
     Row(
-        "speech, encoder",
-        SPEECH,
-        platforms=(
-            "3720",
-            "4000",
-        ),
+        "chat, prompts of 4096, prefill_attention_hint STATIC",
+        GENERATOR,
+        {"max_prompt_len": 4096, "prefill_attention_hint": "STATIC"},
+        limit_s=100,
+        platforms=("4000",),
     ),
+    Row("chat, prompts of 8192", GENERATOR, {"max_prompt_len": 8192}, limit_s=100, platforms=("5010",)),
+    Row("speech, encoder", SPEECH),
     Row("speech, NPU_USE_NPUW", SPEECH, properties={"NPU_USE_NPUW": "YES"}, platforms=("4000",)),
     Row(
         "speech, NPU_USE_NPUW, word_timestamps",
@@ -342,14 +349,20 @@ def packaged(results: Mapping[str, Mapping[str, Result]]) -> bytes:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--row", action="append", help="only rows with this in their name; the others stay as they are")
+    parser.add_argument(
+        "--row",
+        action="append",
+        help="only the row of this name, or those with this in their names; the others stay as they are",
+    )
     parser.add_argument("--platform", action="append", choices=tuple(PLATFORMS), help="only this one; may be repeated")
     args = parser.parse_args()
     results = read_known() if KNOWN.is_file() else {}
     installation = windows()
+    names = {row.name for row in ROWS}
     for row in ROWS:
         platforms = [each for each in row.platforms if not args.platform or each in args.platform]
-        if not platforms or (args.row and not any(part in row.name for part in args.row)):
+        wanted = not args.row or any(part == row.name or (part not in names and part in row.name) for part in args.row)
+        if not platforms or not wanted:
             continue
         for platform, found in compile_row(installation, row, platforms).items():
             results.setdefault(row.name, {})[platform] = found
