@@ -108,7 +108,7 @@ def _keys(account: str, reservation: str) -> list[str]:
 class _InFile:
     """The same in the file of the keys, which the processes of one machine share.
 
-    Its thread does one thing after another, so what is settled was reserved before, or never will be.
+    Reservations and settlements take turns in the order of their calls, so what is settled was reserved before.
     """
 
     def __init__(self, file: KeyFile) -> None:
@@ -149,7 +149,9 @@ class _InFile:
                     for row in self._file.rows("DELETE FROM reservations WHERE id = ? RETURNING amount", reservation):
                         self._add(account, cost - row["amount"])
 
-        await self._file.run(work)
+        # After the reservations that wait for their turn: one of these may be settled here, since its caller left.
+        async with self._turn:
+            await self._file.run(work)
 
     async def total(self, account: str) -> int:
         return await self._file.run(self._spent, account)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 import sqlite3
+import threading
 from decimal import Decimal
 
 import pytest
@@ -126,6 +127,30 @@ async def test_a_caller_who_leaves_while_the_store_is_asked_reserves_nothing(sha
             (await task)(Decimal(0))
     await spending.close()
     assert await spent(shared()) == 0
+
+
+async def test_a_caller_who_leaves_while_others_are_written_reserves_nothing_later(tmp_path):
+    with contextlib.closing(KeyFile(tmp_path / "keys.db", patience_s=60)) as file:
+        spending = Spending("memory://", file, lambda: None, lambda: NOVEMBER, patience_s=60)
+        written = threading.Event()
+        slow = asyncio.create_task(file.run(written.wait))
+        first, left = (asyncio.create_task(spending.limit(CAPPED)(Decimal("0.1"))) for _ in range(2))
+        await turns_of_the_loop()
+        late = asyncio.create_task(spending.limit(CAPPED)(Decimal("0.1")))
+        await turns_of_the_loop()
+        late.cancel()
+        await turns_of_the_loop()
+        written.set()
+        await slow
+        for task in (first, left):
+            (await task)(Decimal(0))
+        await spending.close()
+        assert await spent(spending) == 0
+
+
+async def turns_of_the_loop():
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 async def test_an_emptied_store_holds_nothing_and_not_less(redis_server):
