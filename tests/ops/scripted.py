@@ -47,7 +47,7 @@ def booted_scripted(files):
 def script_devices(
     machine, npu="643e", npu_class="0x120000", driver="intel_vpu", others="", kind="0x028000", cmdline=""
 ):
-    """Make the devices anew: the NPU's id, class and driver, who shares its IOMMU group, the kernel's command line."""
+    """Make the devices again: the NPU's id, class and driver, who shares its IOMMU group, the kernel's command line."""
     environment = (
         f"export ID={npu} NPU_CLASS={npu_class} DRIVER={driver} OTHERS='{others}' CLASS={kind} CMDLINE='{cmdline}'"
     )

@@ -283,9 +283,9 @@ def store_with(model: str) -> Path:
 def differences(row: str, known: Result | None, found: Result) -> list[str]:
     """What is worse than what is known of this row, in words; none where it is as good."""
     if known is None:
-        return [f"{row}: it is not in {KNOWN.name}; write the table anew"]
+        return [f"{row}: it is not in {KNOWN.name}; write the table again"]
     if found.problem != known.problem:
-        return [f"{row}: {found.problem or 'it compiles now; write the table anew'}"]
+        return [f"{row}: {found.problem or 'it compiles now; write the table again'}"]
     worse = []
     slower = [(new, old) for new, old in zip(found.ms, known.ms, strict=True) if new > old * SLOWER]
     if slower:

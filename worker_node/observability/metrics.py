@@ -114,8 +114,8 @@ class Telemetry:
         )
         self.joules = counter(
             "energy_joules",
-            "Energy used for answers: of the NPU, or of the processor's whole package for CPU and GPU",
-            (*by_route, "emulated"),
+            "Energy used for answers: of the NPU, or of the processor's whole package for CPU and GPU; exclusive as above",
+            (*by_route, "emulated", "exclusive"),
         )
         self.npu_recoveries = Counter(
             "npu_node_npu_recoveries",
@@ -165,11 +165,11 @@ class Telemetry:
             self.queue_time.labels(*by_route).observe(max(0.0, timing.queue / 1e3))
             self.inference_time.labels(*by_route).observe(timing.inference / 1e3)
         self.latency.labels(*by_route).observe(timing.total / 1e3)
+        # Never true: the counters cannot show that nobody else used the device.
+        exclusive = "false" if busy.shared else "unknown"
         if busy.energy.joules is not None:
-            self.joules.labels(*by_route, str(route.emulated).lower()).inc(busy.energy.joules)
+            self.joules.labels(*by_route, str(route.emulated).lower(), exclusive).inc(busy.energy.joules)
         if busy.us is not None:
-            # Never true: the counter cannot show that nobody else used the device.
-            exclusive = "false" if busy.shared else "unknown"
             self.npu_busy.labels(route.model, str(route.emulated).lower(), exclusive).inc(max(0, busy.us) / 1e6)
 
     def responded(self, route: str, status: int | str) -> None:

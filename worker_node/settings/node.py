@@ -92,14 +92,15 @@ class NodeSettings(BaseSettings):
         "server (11435 by custom)",
     )
     announce: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=(), description="gateways (npu-gateway) that are told every five seconds where this node is, as URLs"
+        default=(),
+        description="URLs of gateways (npu-gateway) to which this node announces its address every five seconds",
     )
     announce_key: SecretStr | None = Field(
         default=None, description="this node's key there: npu-gateway nodes enrol NAME"
     )
     announce_url: str | None = Field(
         default=None,
-        description="the URL that gateways are told; default: the address that the node listens on, or the one from "
+        description="the URL that the node announces; default: the address that the node listens on, or the one from "
         "which this machine reaches the gateway",
     )
     announce_labels: dict[str, str] = Field(

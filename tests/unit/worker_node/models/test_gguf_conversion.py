@@ -107,7 +107,7 @@ def test_the_form_of_the_weights_is_noted_where_openvino_and_the_node_look_for_i
     store_weights(model, GgufFile(path), Quantization[form])
     ov.save_model(model, saved)
     assert noted_compression(saved) == {"mode": Quantization[form].value, "group_size": noted}
-    # Who reads only -1 is told nothing by another size: the content, which passports name, is the same without it.
+    # A reader of -1 alone learns nothing from another size: the content, which passports name, is the same without it.
     with_note, graph = content_hash(tmp_path), saved.read_bytes()
     saved.write_bytes(re.sub(rb"\n\s*<group_size [^\n]*", b"", graph))
     assert saved.read_bytes() != graph

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from worker_node.core.types import Busy, Device, Route, Timing, Usage
+from worker_node.core.types import Busy, Device, Energy, Route, Timing, Usage
 from worker_node.http.routes import task_apis
 from worker_node.observability.metrics import Telemetry
 from worker_node.tasks.embed.service import EmbeddingReply, count_embedding
@@ -28,22 +28,25 @@ def value(telemetry, name, **labels):
     return telemetry.registry.get_sample_value(f"npu_node_{name}", labels)
 
 
-def busy(telemetry):
-    """The busy seconds of requests by their labels emulated and exclusive."""
-    samples = [sample for family in telemetry.npu_busy.collect() for sample in family.samples]
+def by_exclusive(counter):
+    """The sums of a counter by its labels emulated and exclusive."""
+    samples = [sample for family in counter.collect() for sample in family.samples]
     return {(sample.labels["emulated"], sample.labels["exclusive"]): sample.value for sample in samples}
 
 
-def test_busy_time_that_others_are_known_to_share_is_kept_apart(telemetry):
+def test_what_others_are_known_to_share_is_kept_apart(telemetry):
     route = Route("m", Device.NPU, "preferred", 12)
     timing = Timing(queue=0.0, tokenize=0.0, inference=1.0, total=1.0)
     for busy_us, shared in ((1_000_000, False), (2_000_000, True)):
         reply = EmbeddingReply(
-            route, np.zeros((1, 2), np.float32), "s", Usage(1), timing, Busy(busy_us, shared), computed=1
+            route, np.zeros((1, 2), np.float32), "s", Usage(1), timing, Busy(busy_us, shared, Energy(0.5)), computed=1
         )
         count_embedding(telemetry, reply)
-    count_generation(telemetry, route, Finished(FinishReason.STOP, Usage(1, 1), timing, Busy(4_000_000, True)))
-    assert busy(telemetry) == {("false", "unknown"): 1, ("false", "false"): 6}
+    count_generation(
+        telemetry, route, Finished(FinishReason.STOP, Usage(1, 1), timing, Busy(4_000_000, True, Energy(2.0)))
+    )
+    assert by_exclusive(telemetry.npu_busy) == {("false", "unknown"): 1, ("false", "false"): 6}
+    assert by_exclusive(telemetry.joules) == {("false", "unknown"): 0.5, ("false", "false"): 2.5}
 
 
 def test_a_generation_is_counted_with_its_latencies(telemetry):
@@ -57,7 +60,7 @@ def test_a_generation_is_counted_with_its_latencies(telemetry):
     assert [seconds for _, seconds in telemetry.first_tokens] == [0.010]
     assert value(telemetry, "time_to_first_token_seconds_sum", **LABELS) == pytest.approx(0.010)
     assert value(telemetry, "inter_token_latency_seconds_sum", **LABELS) == pytest.approx(0.010)
-    assert busy(telemetry) == {}
+    assert by_exclusive(telemetry.npu_busy) == {}
 
 
 def test_the_metrics_of_all_tasks_are_there_before_the_first_request(telemetry):
