@@ -114,7 +114,7 @@ class Telemetry:
         )
         self.joules = counter(
             "energy_joules",
-            "Energy used for answers: of the NPU, or of the processor's whole package for CPU and GPU; exclusive as above",
+            "Energy used for answers: of the NPU, or of the whole package for CPU and GPU; exclusive as for busy time",
             (*by_route, "emulated", "exclusive"),
         )
         self.npu_recoveries = Counter(

@@ -93,7 +93,7 @@ class NodeSettings(BaseSettings):
     )
     announce: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="URLs of gateways (npu-gateway) to which this node announces its address every five seconds",
+        description="URLs of gateways (npu-gateway) to which this node announces its address every 5 s",
     )
     announce_key: SecretStr | None = Field(
         default=None, description="this node's key there: npu-gateway nodes enrol NAME"
