@@ -24,6 +24,7 @@ from backend_client.http.messages import encode_form
 from tests.ops.test_grafana_dashboards import EACH
 from tests.ops.test_tls_expiry import make_certificate, read_ends
 from tests.support.cross_encoders import write_tiny
+from tests.support.energy import Sysfs
 from tests.support.gateway import start_gateway
 from tests.support.nodes import start_node
 from tests.support.speech import SPEECH
@@ -228,7 +229,11 @@ def watched(tmp_path_factory, speech_store):
         "NPU_NODE_CANARY_INTERVAL_S": "5",
         "NPU_NODE_MODEL_STORE": str(speech_store.root),
     }
+    # Machines of CI have no counter that can be read.
+    energy = Sysfs(tmp_path_factory.mktemp("energy"))
+    emulated["NPU_NODE_ENERGY_SYSFS"] = str(energy.root)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(energy.working())
         first = stack.enter_context(start_node(**emulated))
         second = stack.enter_context(start_node(NPU_NODE_NPU_SYSFS=str(sysfs)))
         urls = [first.url, second.url]
