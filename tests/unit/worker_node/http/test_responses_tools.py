@@ -199,18 +199,6 @@ async def test_a_forced_call_that_is_cut_is_neither_text_nor_a_call(store, lengt
         assert "tool_calls" not in choice["message"]
 
 
-async def test_a_call_whose_arguments_are_cut_is_no_call_of_a_whole_chat(store):
-    text = called("look_up", city="Bern and then some")
-    chat = {"type": "function", "function": {"name": "look_up", "parameters": CITY}}
-    body = {"model": WRITER, "messages": [{"role": "user", "content": "Hi"}], "tools": [chat]}
-    async with writing(store, text) as (client, _, engine):
-        body["max_tokens"] = len(engine.tokenizer.encode_prompt(text.partition("and")[0]))
-        async with client.post("/v1/chat/completions", json=body) as reply:
-            (choice,) = (await reply.json())["choices"]
-    assert choice["finish_reason"] == "length"
-    assert "tool_calls" not in choice["message"]
-
-
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
