@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import re
@@ -60,12 +59,9 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
             raise Problem(404, "not_found", "no node may announce itself here: set NPU_GATEWAY_ALLOWED_NETWORKS")
         if request.content_length is None or request.content_length > _MOST_ANNOUNCED:
             raise Problem(413, "payload_too_large", f"an announcement may have {_MOST_ANNOUNCED} bytes at most")
+        content = await request.read()
         try:
-            given = json.loads(await request.read())
-        except (ValueError, RecursionError):
-            raise Problem(400, "invalid_request", "an announcement must be JSON") from None
-        try:
-            name = await keys.file.run(registry.announce, _bearer(request), given)
+            name = await keys.file.run(registry.announce, _bearer(request), content)
         except OSError:
             raise Problem(503, "unavailable", "the file of the enrolments cannot be written now", _LOOK_S) from None
         return web.json_response({"name": name})

@@ -9,6 +9,7 @@ from functools import partial
 import aiohttp
 import pytest
 from aiohttp import web
+from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
 from backend_client import InferenceClient, NPUClient
 from backend_client.errors import ConfigurationError
@@ -133,19 +134,19 @@ async def test_the_keys_of_a_team_share_one_count_whatever_their_limits():
 async def test_no_request_waits_for_a_store_of_limits_that_hangs_but_the_one_that_tries_it(monkeypatch):
     failures, asked = [], []
 
-    class Hanging:
-        async def hit(self, *_, **__):
-            asked.append(1)
-            await asyncio.Event().wait()
+    async def hang(*_):
+        asked.append(1)
+        await asyncio.Event().wait()
 
     monkeypatch.setattr(gateway_limits, "_PATIENCE_S", 0.01)
     monkeypatch.setattr(gateway_limits, "_PAUSE_S", 3600.0)
     limits, team = Limits("memory://", lambda: failures.append(1)), Team("team", requests=1)
-    limits._windows, windows = Hanging(), limits._windows
-    for _ in range(20):
-        await limits.admit(team)
+    with monkeypatch.context() as hanging:
+        hanging.setattr(SlidingWindowCounterRateLimiter, "hit", hang)
+        for _ in range(20):
+            await limits.admit(team)
     assert (len(asked), len(failures)) == (1, 20)
-    limits._windows, limits._next_try = windows, 0.0
+    limits._guard._next_try = 0.0
     await limits.admit(team)
     with pytest.raises(Problem):
         await limits.admit(team)
