@@ -223,9 +223,8 @@ def checked_name(name: str, what: str) -> str:
 class KeyStore:
     """The keys of teams, in `file` and as they were last read from it.
 
-    A gateway calls `refresh` before each request, so that a revoked key is refused from the next request on. While the
-    file cannot be read, no request waits for it (`readable` is False), and the keys that were read last count, until
-    they are `stale`.
+    A gateway asks `team_of` for each request, so that a revoked key is refused from the next request on. While the file
+    cannot be read, no request waits for it, and the keys that were read last count for `STALE_S`.
 
     Raises ConfigurationError.
     """
@@ -236,16 +235,12 @@ class KeyStore:
         self._version: object = None
         self._read: tuple[bytes, dict[str, tuple[bytes, KeyEntry]]] = (b"", {})
         self.read()
-        self.readable = True
+        self._readable = True
         self._read_at = time.monotonic()
         self._reading: asyncio.Task[None] | None = None
 
     def close(self) -> None:
         self.file.close()
-
-    @property
-    def stale(self) -> bool:
-        return time.monotonic() - self._read_at > STALE_S
 
     def add(self, name: str, models: Collection[str] = (), **rights: Any) -> str:
         """Make a key for a team with these rights, fields of `Team`. It is not kept, and cannot be shown again."""
@@ -268,14 +263,14 @@ class KeyStore:
         with self.file.transaction():
             entry = next((entry for entry in self.list() if entry.prefix == prefix), None)
             if entry is None:
-                raise ConfigurationError(f"there is no key {prefix[:80]!r}; npu-gateway keys list shows their prefixes")
+                raise _no_key(prefix)
             key = self._insert(entry.team)
             self.file.rows("UPDATE keys SET until = ? WHERE prefix = ?", self._clock() + overlap_s, prefix)
         return key
 
     def revoke(self, prefix: str) -> None:
         if not self.file.rows("DELETE FROM keys WHERE prefix = ? RETURNING prefix", prefix):
-            raise ConfigurationError(f"there is no key {prefix[:80]!r}; npu-gateway keys list shows their prefixes")
+            raise _no_key(prefix)
 
     @property
     def entries(self) -> list[KeyEntry]:
@@ -304,7 +299,7 @@ class KeyStore:
         """As `read`, in the thread of the file, and shared by all who ask at the same time."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read_again())
-        if self.readable:
+        if self._readable:
             done, _ = await asyncio.wait([self._reading], timeout=_WAIT_S)
             if not done:
                 self._unreadable("it is locked, or hangs")
@@ -312,24 +307,36 @@ class KeyStore:
     async def _read_again(self) -> None:
         try:
             await self.file.run(self.read)
-            self.readable, self._read_at = True, time.monotonic()
+            self._readable, self._read_at = True, time.monotonic()
         except OSError as error:
             self._unreadable(str(error) or type(error).__name__)
         finally:
             self._reading = None
 
     def _unreadable(self, why: str) -> None:
-        if self.readable:
+        if self._readable:
             log.warning("the file of keys cannot be read (%s); the keys that were read last count", why)
-        self.readable = False
+        self._readable = False
+
+    async def team_of(self, key: str) -> Team | None:
+        """The team of a key; None for one that is not there, or has ended. Raises OSError where that is not known."""
+        await self.refresh()
+        team = self.find(key)
+        if time.monotonic() - self._read_at > STALE_S or (team is None and not self._readable):
+            raise OSError("the file of keys cannot be read now; the gateway's log says why")
+        return team
 
     def find(self, key: str) -> Team | None:
-        """The team of a key, among those that were read last; None for one that is not there, or has ended."""
+        """As `team_of`, among the keys that were read last."""
         secret, known = self._read
         digest, entry = known.get(prefix_of(key), (None, None))
         if not is_key_of(secret, key, digest) or entry is None:
             return None
         return entry.team if entry.until is None or entry.until > self._clock() else None
+
+
+def _no_key(prefix: str) -> ConfigurationError:
+    return ConfigurationError(f"there is no key {prefix[:80]!r}; npu-gateway keys list shows their prefixes")
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -372,7 +379,7 @@ class Registry:
     """
 
     def __init__(self, file: KeyFile, networks: Sequence[Network] = (), clock: Callable[[], float] = time.time) -> None:
-        self._file = file
+        self.file = file
         self._networks = networks
         self._clock = clock
 
@@ -384,8 +391,8 @@ class Registry:
         checked_name(name, "node")
         if not 1 <= port <= 65535:
             raise ConfigurationError(f"the port of a node must be from 1 to 65535, got {port}")
-        prefix, key, digest = new_key(self._file.secret, "npunode")
-        if not self._file.rows(
+        prefix, key, digest = new_key(self.file.secret, "npunode")
+        if not self.file.rows(
             "INSERT INTO nodes (name, prefix, digest, port, made) VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (name) DO NOTHING RETURNING name",
             *(name, prefix, digest, port, self._clock()),
@@ -402,7 +409,7 @@ class Registry:
         self._change("UPDATE nodes SET drained = ? WHERE name = ? RETURNING name", int(drained), name)
 
     def _change(self, statement: str, *values: object) -> None:
-        if not self._file.rows(statement, *values):
+        if not self.file.rows(statement, *values):
             raise ConfigurationError(f"node {values[-1]!r} is not enrolled; npu-gateway nodes list shows the names")
 
     def list(self) -> list[Enrolment]:
@@ -415,7 +422,7 @@ class Registry:
                 self._live(row),
                 bool(row["drained"]),
             )
-            for row in self._file.rows("SELECT * FROM nodes ORDER BY name")
+            for row in self.file.rows("SELECT * FROM nodes ORDER BY name")
         ]
 
     def members(self, kept: Collection[str] = ()) -> dict[str, str]:
@@ -424,18 +431,18 @@ class Registry:
         It fails while nothing can be written: then no node can announce itself, and silence says nothing. Those that
         are `kept` stay for the same reason, unless they are drained or have left.
         """
-        with self._file.transaction():
-            rows = self._file.rows("SELECT * FROM nodes WHERE drained = 0 AND seen > 0 ORDER BY name")
+        with self.file.transaction():
+            rows = self.file.rows("SELECT * FROM nodes WHERE drained = 0 AND seen > 0 ORDER BY name")
         return {row["url"]: row["api_key"] for row in rows if self._live(row) or row["url"] in kept}
 
     def announce(self, key: str, content: bytes) -> str:
         """Note where a node is by its Announcement, as JSON, and return its name. Raises Problem."""
-        with self._file.transaction():
+        with self.file.transaction():
             return self._announce(key, content)
 
     def _announce(self, key: str, content: bytes) -> str:
-        row = next(iter(self._file.rows("SELECT * FROM nodes WHERE prefix = ?", prefix_of(key))), None)
-        if not is_key_of(self._file.secret, key, row["digest"] if row else None) or row is None:
+        row = next(iter(self.file.rows("SELECT * FROM nodes WHERE prefix = ?", prefix_of(key))), None)
+        if not is_key_of(self.file.secret, key, row["digest"] if row else None) or row is None:
             raise Problem(
                 401, "invalid_api_key", "send the node's enrolment key: npu-gateway nodes enrol NAME makes it"
             )
@@ -448,12 +455,12 @@ class Registry:
         url = self._address(node.url, row["port"])
         if row["url"] != url and self._live(row):
             raise Problem(409, "conflict", f"{row['name']} is at {row['url']}, and has been announced there lately")
-        for other in self._file.rows("SELECT * FROM nodes WHERE url = ? AND name != ?", url, row["name"]):
+        for other in self.file.rows("SELECT * FROM nodes WHERE url = ? AND name != ?", url, row["name"]):
             if self._live(other):
                 raise Problem(409, "conflict", f"{url} is the address of another node")
         # A node that drains gives its address up at once.
         seen = 0.0 if node.draining else self._clock()
-        self._file.rows(
+        self.file.rows(
             "UPDATE nodes SET url = ?, api_key = ?, version = ?, labels = ?, seen = ? WHERE name = ?",
             *(url, node.api_key, node.version, json.dumps(node.labels), seen, row["name"]),
         )
