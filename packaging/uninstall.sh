@@ -31,7 +31,7 @@ system)
 esac
 
 rm -f "$unit"
-for command in npu-node npu-client; do
+for command in npu-node npu-client npu-gateway; do
     # Only links that lead to what is removed: another installation keeps its commands.
     [ "$(readlink "$bin/$command" 2> /dev/null)" != "$home/bin/$command" ] || rm -f "$bin/$command"
 done
