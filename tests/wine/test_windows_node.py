@@ -39,15 +39,14 @@ def settings_file(installation, *models):
 
 
 class WindowsNode:
-    """A node with these models; `others` are the processes that were there before it."""
+    """A node with these models."""
 
     def __init__(self, installation, *models):
         self.installation = installation
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.others = self.processes().keys()
-        config = settings_file(installation, *models)
-        self.process = installation.start("-m", "worker_node", "serve", "--config", config, "--port", str(self.port))
+        command = ("-m", "worker_node", "serve", "--config", settings_file(installation, *models))
+        self.process = installation.start(*command, "--port", str(self.port), STARTED_BY=self.url)
 
     def call(self, path, body=None, timeout=120):
         reply = httpx.request("POST" if body else "GET", self.url + path, json=body, timeout=timeout)
@@ -64,17 +63,18 @@ class WindowsNode:
         raise AssertionError(f"the node was not ready within {within} s")
 
     def processes(self):
-        """The commands of all that runs in this installation, by the process ids of Linux."""
-        commands = {
-            process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
+        """The commands of all Python of this node, by their ids on Linux, whose environment Wine passes on."""
+        return {
+            process.pid: " ".join(process.info["cmdline"])
+            for process in psutil.process_iter(["cmdline", "environ"])
+            if "python.exe" in " ".join(process.info["cmdline"] or ())
+            and (process.info["environ"] or {}).get("STARTED_BY") == self.url
         }
-        directories = str(self.installation.directory), windows_path(self.installation.directory)
-        return {pid: command for pid, command in commands.items() if any(each in command for each in directories)}
 
     def left(self):
         """What of the node runs on, half a minute after its end at the latest."""
         until = time.monotonic() + 30
-        while (left := self.processes().keys() - self.others) and time.monotonic() < until:
+        while (left := self.processes()) and time.monotonic() < until:
             time.sleep(0.5)
         return left
 
@@ -91,7 +91,6 @@ def windows_node(installation, *models):
         node.process.stdout.close()
 
 
-# It comes before the node that all others share: whose engine a process is cannot be seen from outside of Wine.
 def test_a_client_on_linux_falls_over_to_a_node_on_linux_and_no_engine_of_the_killed_one_is_left(
     installation, whole_node
 ):
