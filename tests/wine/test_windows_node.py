@@ -222,8 +222,7 @@ def test_after_ctrl_c_no_engine_is_left(node):
 
 
 UNIT = "tests/unit/worker_node"
-NODE = ("engines", "sandbox", "scheduling", "manager", "serving", "encoders", "settings", "doctor")
-# What of these and of `models` fails under Wine, and why. Nothing else is left out but what is marked `linux`.
+# What fails under Wine, and why. Nothing else is left out but what is marked `linux`.
 LEFT_OUT = {
     f"{UNIT}/sandbox/test_pool.py::test_a_call_over_a_bound_is_refused_and_the_next_one_runs[take_memory-memory]": (
         "Wine limits no job's memory"
@@ -245,30 +244,28 @@ LEFT_OUT = {
         "not judged: a page fault ends the process when a graph that OpenVINO read from GGUF is freed"
     ),
 }
-# What is not known to pass runs with --long only.
-NOT_JUDGED = {
-    "tasks": "360 passed; 3 failed, and 44 had no model: their fixture copies files onto themselves",
-    "structured_output": "it was never run to its end",
-    "bounded": "it was never run",
-    "certify": "it was never run",
-    "cli": "it was never run",
-    "devices": "it was never run",
-    "http": "it was never run",
-    "observability": "it was never run",
+
+
+def unit(*packages):
+    return [f"{UNIT}/{name}" for name in packages]
+
+
+GROUPS = {
+    "windows": ["tests/windows"],
+    "node": unit("engines", "sandbox", "scheduling", "manager", "serving", "encoders", "settings", "doctor"),
+    "models": unit("models"),
+    "tasks": unit("tasks"),
+    "http": unit("http"),
+    "others": unit("structured_output", "bounded", "certify", "cli", "devices", "observability"),
 }
-GROUPS = (
-    pytest.param(("tests/windows", *(f"{UNIT}/{name}" for name in NODE)), id="node"),
-    pytest.param((f"{UNIT}/models",), id="models"),
-    *(pytest.param((f"{UNIT}/{name}",), id=name, marks=pytest.mark.long) for name in NOT_JUDGED),
-)
 
 
-@pytest.mark.parametrize("paths", GROUPS)
-def test_unit_tests_pass(installation, paths):
+@pytest.mark.parametrize("group", GROUPS)
+def test_unit_tests_pass(installation, group):
     root = windows_path(ROOT)
     options = ["-q", "--tb=short", "-p", "no:cacheprovider", "--rootdir", root, "-c", rf"{root}\pyproject.toml"]
     options += [part for name in LEFT_OUT for part in ("--deselect", name)]
-    files = [rf"{root}\{path}".replace("/", "\\") for path in paths]
+    files = [rf"{root}\{path}".replace("/", "\\") for path in GROUPS[group]]
     # Tests write files in the encoding of the system, and hold them to be UTF-8.
     environment = {"PYTHONUTF8": "1", "TESTS_USERS_STORE": windows_path(model_store())}
     done = installation.run("-m", "pytest", *options, *files, timeout=850, **environment)
