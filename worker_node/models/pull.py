@@ -27,6 +27,7 @@ from worker_node.core.errors import (
     ConversionFailed,
     DownloadFailed,
     HashMismatch,
+    HubUnreachable,
     ModelNotFound,
     NodeError,
     SourceRejected,
@@ -379,7 +380,8 @@ _LOG_TAIL = 800
 _DECODER = msgspec.json.Decoder(_Line)
 # Errors of a pull that tell the caller more than that it failed.
 _KINDS: dict[str | None, type[NodeError]] = {
-    kind.__name__: kind for kind in (BadRequest, ConversionFailed, HashMismatch, ModelNotFound, SourceRejected)
+    kind.__name__: kind
+    for kind in (BadRequest, ConversionFailed, HashMismatch, HubUnreachable, ModelNotFound, SourceRejected)
 }
 
 
