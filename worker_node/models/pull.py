@@ -358,7 +358,14 @@ def check(spec: PullSpec, store: Path) -> Report:
         memory_to_run=int(_SCALES[form] * total),
         memory_available=available,
         context=context if isinstance(context, int) else None,
-        npu=npu_verdict(form, stored if isinstance(stored, dict) else {}, generates=generates),
+        npu=npu_verdict(
+            form,
+            stored if isinstance(stored, dict) else {},
+            generates=generates,
+            converted="int8_sym, or int4_int8_cw if it is large"
+            if spec.device == "npu"
+            else spec.quantization or "int4_int8",
+        ),
         licence=licence,
         problems=tuple(problems),
     )
