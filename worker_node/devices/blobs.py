@@ -156,11 +156,9 @@ class ModelBlobs:
 
     @property
     def weights(self) -> Path:
-        """The file of the model's weights, which blobs without weights need."""
         return self.directory / "openvino_model.bin"
 
     def written(self, core: ov.Core, target: Path, requirements: Mapping[str, str] | None = None) -> None:
-        """Describe the blobs that were written to `target`. Raises OSError."""
         proven = self.platform is None
         write_record(target, self.model_id, self._origin(core), self.names, requirements, proven=proven)
 
@@ -225,7 +223,6 @@ def requirements_of(compiled: ov.CompiledModel) -> str | None:
 
 
 def unusable(source: Path, error: Exception) -> BlobRejected:
-    """What the failed import of checked blobs is reported as."""
     return BlobRejected(f"the blobs in {source} cannot be loaded ({brief(error)}); compile again")
 
 
@@ -296,7 +293,6 @@ def brief(error: Exception) -> str:
 
 
 def read_property(core: ov.Core, name: str) -> str | None:
-    """A property of the NPU as text; None where it cannot be read."""
     try:
         return str(core.get_property(NPU, name))
     except RuntimeError:

@@ -64,7 +64,6 @@ class EnergyCounter:
     offset: int | None = None
 
     def read(self) -> int | None:
-        """The count now; None where it cannot be read."""
         try:
             file = os.open(self.path, os.O_RDONLY)
             try:
@@ -115,7 +114,6 @@ class EnergyMeter:
             self._began, self._before = self.clock(), self.source.read()
 
     def so_far(self) -> Energy:
-        """What was used since `begin`."""
         if isinstance(self.source, Unmeasured):
             return Energy(reason=self.source.reason)
         return self.source.energy(self._before, self.source.read(), self.clock() - self._began)
@@ -176,7 +174,6 @@ class PowerSource:
 
 
 def power_source(sysfs: Path | None = None) -> PowerSource:
-    """What supplies the machine now. `sysfs` is read in place of /sys/class."""
     batteries, adapters = [], []
     for supply in sorted(((sysfs or SYSFS) / "power_supply").glob("*")):
         if _text(supply / "scope") == "Device":

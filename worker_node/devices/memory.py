@@ -27,7 +27,7 @@ class MachineMemory:
 
 
 def machine_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MachineMemory:
-    """Return the memory of the machine, or of the control group with the least left."""
+    """The memory of the machine, or of the control group with the least left."""
     memory = psutil.virtual_memory()
     total, available = memory.total, memory.available
     for group in _groups(proc, cgroups):
@@ -89,7 +89,7 @@ class ProcessUse:
 
 
 def process_use(pid: int) -> ProcessUse | None:
-    """What a process uses now; None if it has ended or belongs to another user."""
+    """None for a process that has ended or belongs to another user."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():

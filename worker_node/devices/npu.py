@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,26 +30,16 @@ MOST_PROMPT_TOKENS = 16_384
 # The driver marks the device idle a moment after the result is there, and both clocks are read one after the other.
 TOLERANCE_US = 1_000
 
-_NAME = re.compile(r"accel([0-9]+)")
-
 
 def find_npu(accelerators: Path = ACCEL_CLASS) -> Path:
-    """The sysfs directory of the first accelerator that the NPU's driver runs; numbers follow the order of loading.
+    """The sysfs directory of the accelerator that the NPU's driver runs; its number follows the order of loading.
 
     Without one, the path that the only accelerator of a machine has; it does not exist, or holds no counters.
     """
-    try:
-        entries = list(accelerators.iterdir())
-    except OSError:
-        entries = []
-    numbered = [(int(match[1]), path) for path in entries if (match := _NAME.fullmatch(path.name))]
-    for _, path in sorted(numbered):
-        try:
-            driver = (path / "device" / "driver").readlink().name
-        except OSError:
-            continue  # a device that no driver has taken
-        if driver == NPU_DRIVER:
-            return path / "device"
+    for path in sorted(accelerators.glob("accel[0-9]*")):
+        with suppress(OSError):  # a device that no driver has taken
+            if (path / "device" / "driver").readlink().name == NPU_DRIVER:
+                return path / "device"
     return accelerators / "accel0" / "device"
 
 
@@ -210,10 +200,6 @@ class NpuSource:
         """The busy time alone, now: a proof needs it before and after a run."""
         return read_counter(self.busy_counter)
 
-    def busy_time_us(self) -> int | None:
-        """The busy time alone, now; None where it cannot be read."""
-        return self.busy_time().value
-
 
 # An emulated NPU is OpenVINO's NPU path executed on the CPU. The busy counter that it lacks has a stand-in: a
 # `shared_file`, which engines open as they would open the kernel's file.
@@ -234,7 +220,6 @@ _NUMBER = b"%020d\n"
 
 @contextmanager
 def stand_in_counter() -> Iterator[Path]:
-    """The stand-in while the block runs: what engines and readers open."""
     with shared_file() as path:
         path.write_bytes(_NUMBER % 0)
         yield path
@@ -250,7 +235,6 @@ class StandInWriter:
         self._fd = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
 
     def read(self) -> int:
-        """Microseconds added by all engines of the node."""
         os.lseek(self._fd, 0, os.SEEK_SET)
         return int(os.read(self._fd, _WIDTH))
 
@@ -281,10 +265,7 @@ def npu_source(directory: Path | None, *, emulated: bool, energy_sysfs: Path | N
 
 
 def busy_meter(counter: str | None, energy: EnergyMeter, *, stand_in: bool) -> BusyMeter:
-    """The meter over the kernel's counter file or the stand-in for it; only of the energy without a `counter`.
-
-    Raises OSError when the stand-in is gone.
-    """
+    """The meter over the kernel's counter file or its stand-in, which raises OSError when it is gone."""
     if counter is None:
         return BusyMeter(lambda: None, energy=energy)
     if not stand_in:
@@ -342,7 +323,6 @@ class BusyMeter:
         return Busy(us, self._shared, energy)
 
     def end(self) -> Busy:
-        """Finish the measurement after a run."""
         busy = self.so_far()
         self._rest = self.read()
         return busy
@@ -370,7 +350,6 @@ class OverlappingRuns:
     _active: dict[Hashable, _Share] = field(default_factory=dict)
 
     def begin(self, run: Hashable) -> None:
-        """Call it before a run starts."""
         if self._active:
             self.divide()
         else:
@@ -378,7 +357,6 @@ class OverlappingRuns:
         self._active[run] = _Share()
 
     def divide(self) -> None:
-        """Measure, divide it among the active runs, and go on."""
         self._divide()
         self.meter.begin()
 
@@ -390,7 +368,6 @@ class OverlappingRuns:
             share.energy = share.energy.plus(busy.energy.part(len(self._active)))
 
     def so_far(self, run: Hashable) -> Busy:
-        """What an active run had taken when it was divided last."""
         return self._active[run].rounded()
 
     def end(self, run: Hashable) -> Busy:

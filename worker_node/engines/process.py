@@ -143,7 +143,6 @@ class EngineProcess(asyncio.Protocol):
     async def spawn(
         cls, spec: EngineSpec, limits: EngineLimits, suspects: Suspects, memory: MemoryReader = KERNEL
     ) -> EngineProcess:
-        """Start the process, which waits for `load`."""
         self = cls(spec, limits, suspects, memory)
         self._process, link = start_module("worker_node.engines.child")
         try:
@@ -214,7 +213,6 @@ class EngineProcess(asyncio.Protocol):
         self._write(encode(Cancel(job_id)))
 
     async def drain(self, timeout: float) -> None:
-        """Wait until the engine holds no job, or for `timeout` seconds."""
         until = time.monotonic() + timeout
         while self._jobs and time.monotonic() < until:  # noqa: ASYNC110  (rare, and an event is set by each job)
             await asyncio.sleep(_DRAIN_LOOK_S)
@@ -351,7 +349,6 @@ class EngineProcess(asyncio.Protocol):
         return with_remedy(error) if self._spec.device is Device.NPU else error
 
     def _ended(self, job_id: int, error: NodeError | None = None) -> None:
-        """Record that a job has had its last result, or that it failed."""
         self._left.pop(job_id, None)
         held = self._jobs.pop(job_id, None)
         if held is None:
@@ -439,7 +436,6 @@ class JobResults(Generic[R]):
         return self.unread.popleft()
 
     def end(self, error: NodeError | StopAsyncIteration) -> None:
-        """End after the results so far, with an error or without."""
         self._timer.cancel()
         if not self.coming.done():
             self.coming.set_exception(error)

@@ -51,7 +51,6 @@ class EngineSpec(msgspec.Struct, frozen=True):
     energy_sysfs: str | None = None
 
     def energy_meter(self) -> EnergyMeter:
-        """A meter for the energy of the engine's runs."""
         sysfs = None if self.energy_sysfs is None else Path(self.energy_sysfs)
         return EnergyMeter(energy_counter(self.device, emulated=self.emulated, sysfs=sysfs))
 
@@ -404,8 +403,5 @@ class JobEngine(Protocol):
     """What runs jobs: an engine, or one process of it that its canary examines."""
 
     def run(self, job: Job, result: type[R]) -> ResultStream[R]:
-        """Return the job's results as they come; closing them cancels the job.
-
-        The job's `id` is set by the engine. The results raise EngineUnavailable, DeadlineExceeded, Overloaded.
-        """
+        """The job's results; closing them cancels it. They raise EngineUnavailable, DeadlineExceeded, Overloaded."""
         ...

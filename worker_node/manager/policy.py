@@ -141,7 +141,6 @@ class _Memory:
         self._claims: dict[str, list[Unit]] = {}
 
     def relieve(self) -> list[tuple[Key, Why]]:
-        """Evict what is needed to return to the budgets."""
         evicted: list[tuple[Key, Why]] = []
         for pool, budget in self._budgets.items():
             if budget is not None:

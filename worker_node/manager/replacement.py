@@ -105,7 +105,6 @@ class Replacement:
         )
 
     async def close(self) -> None:
-        """End the models that are being retired, with their remaining requests."""
         await self._tasks.close()
         unserved = self._reconciler.unserved
         await asyncio.gather(*(self._stop(model, "the node is shutting down") for model in unserved))

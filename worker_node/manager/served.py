@@ -47,7 +47,6 @@ class Activity:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Count one request as in progress while the block runs."""
         self.running += 1
         self._idle.clear()
         try:
@@ -62,7 +61,6 @@ class Activity:
 
     @property
     def idle_since(self) -> float | None:
-        """When the last request ended; None while one runs."""
         return None if self.running else self._since
 
     async def idle(self) -> None:
@@ -119,7 +117,6 @@ class ServedModel:
         return {}
 
     def abilities(self) -> Sequence[str]:
-        """What it can do beside the capability of its task."""
         return ()
 
     async def token_ids(self, text: str, *, special: bool, deadline: float) -> list[int]:  # noqa: ARG002
@@ -159,7 +156,6 @@ class ServedModel:
         return min((seconds for seconds in coming if seconds is not None and seconds < math.inf), default=None)
 
     def serving(self) -> Placement | None:
-        """The first placement that can serve now."""
         return next((place for place in self.placements if place.state is EngineState.READY), None)
 
     def may_need(self, placement: Placement) -> bool:
@@ -207,7 +203,6 @@ class Names:
         self.arrange([model.name if isinstance(model, FailedModel) else model.id for model in configured])
 
     def serve(self, models: Iterable[ServedModel]) -> None:
-        """Serve these models from the next request on."""
         last = len(self._places)
         self.models = tuple(sorted(models, key=lambda model: self._places.get(normalise_name(model.id), last)))
         self._by_id = {normalise_name(model.id): model for model in self.models}

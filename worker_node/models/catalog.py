@@ -155,7 +155,6 @@ def normalise_name(name: str) -> str:
 
 
 def as_id(name: str) -> str:
-    """A name as a directory of a store may have it."""
     return _NOT_OF_AN_ID.sub("-", name.lower()).strip("-._") or "model"
 
 
@@ -174,7 +173,6 @@ class Catalog:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a catalog from TOML text; errors as `load`."""
         try:
             return cls(msgspec.toml.decode(text, type=_CatalogFile).model)
         except msgspec.DecodeError as error:

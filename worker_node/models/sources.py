@@ -32,12 +32,10 @@ class LocalReference:
 
     @property
     def model_id(self) -> str:
-        """See `HubReference.model_id`."""
         return as_id(self.path.resolve().name.removesuffix(".gguf"))
 
     @property
     def alias(self) -> str:
-        """See `HubReference.alias`."""
         return normalise_name(str(self.path.resolve()))
 
     def __str__(self) -> str:
@@ -212,10 +210,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def select(listing: Listing, tag: str | None = None, form: SourceFormat | None = None) -> Selection:
-    """Choose the files of a repository, in the `form` of its catalog entry, else the first form that it holds.
-
-    GGUF files come last, unless a `tag` asks for one. Raises SourceRejected with a command that helps.
-    """
+    """Choose the files in the `form` of the catalog, else the first that there is; GGUF last, unless a `tag` asks."""
     top = {file.path: file for file in listing.files if "/" not in file.path}
     ggufs = [file for file in listing.files if file.path.lower().endswith(".gguf")]
     forms = set(SourceFormat) if form is None else {form}

@@ -46,7 +46,6 @@ class BatchLimits:
     lengths: tuple[int, ...] = ()
 
     def padded(self, length: int) -> int:
-        """The length of the row for a text."""
         if self.lengths:
             return next((each for each in self.lengths if length <= each), length)
         padded = -(-length // self.multiple) * self.multiple
@@ -129,7 +128,6 @@ class TextQueue:
         (self._interactive if text.interactive else self._batch).add(text)
 
     def remove(self, job_id: int, row: int) -> bool:
-        """Remove a text; False if it is not queued."""
         found = self._interactive.remove(job_id, row) or self._batch.remove(job_id, row)
         self._forget_unused_share()
         return found

@@ -208,7 +208,6 @@ class RowTokenizer:
     def rows(
         self, texts: Sequence[str], truncate: bool, go_on: Callable[[], None] = never_abandoned
     ) -> list[list[int]]:
-        """The token ids of each text; see `encode`."""
         return [row.ids for row in self._encodings(texts, go_on, truncate=truncate)]
 
     async def encode_pairs(
@@ -239,7 +238,6 @@ class RowTokenizer:
         field: str = "documents",
         go_on: Callable[[], None] = never_abandoned,
     ) -> list[Pair]:
-        """The pair of the query with each document; see `encode_pairs`."""
         asked = beginning(self.whole, query, self.limit, COUNTED_CHARACTERS, go_on)
 
         # Once: a long query would be tokenized again for each document.

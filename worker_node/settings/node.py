@@ -64,7 +64,6 @@ EMBEDDED_MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")
 
 
 def default_compile_cache() -> Path:
-    """`npu-node/compiled` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
     return cache_home() / "npu-node" / "compiled"
 
 

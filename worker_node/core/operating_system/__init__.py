@@ -130,10 +130,7 @@ def send_datagram(address: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def shared_file() -> Iterator[Path]:
-    """An empty file that this process's children can open while the block runs.
-
-    On Linux nothing is left of it if this process is killed.
-    """
+    """An empty file for this process's children while the block runs; Linux keeps nothing of it after a kill."""
     if sys.platform == "linux":
         descriptor = os.memfd_create("shared", os.MFD_CLOEXEC)
         try:

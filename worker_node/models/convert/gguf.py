@@ -47,7 +47,6 @@ _SIZES = {
 
 
 def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
-    """Import, restore the weights, repair, save; raises ConversionFailed when any of it cannot be done."""
     source, target, scratch = Path(job.source), Path(job.target), Path(job.scratch)
     gguf = GgufFile(source)
     quantization, reason = (job.quantization, "as asked") if job.quantization else gguf.form_for(job.device)
@@ -156,13 +155,11 @@ class GgufFile:
             )
 
     def vocabulary(self) -> bytes:
-        """A GGUF file with this one's metadata and no tensors."""
         end = min(tensor.field.offset for tensor in self._tensors.values())
         count = np.uint64(0).tobytes()  # after the magic and the version
         return bytes(self._data[:8]) + count + bytes(self._data[8 + len(count) : end])
 
     def field(self, name: str) -> Any:
-        """A metadata field."""
         value = self.get(name)
         if value is None:
             raise ConversionFailed(f"{self.path}: no field {name}")
@@ -173,7 +170,6 @@ class GgufFile:
         return None if field is None else field.contents()
 
     def hyperparameter(self, name: str) -> int:
-        """A whole number that describes the architecture, such as `attention.head_count`."""
         return int(self.field(f"{self.architecture}.{name}"))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -206,7 +202,6 @@ class GgufFile:
 
 
 def write_tokenizer(gguf: GgufFile, target: Path, scratch: Path) -> None:
-    """Write the file's tokenizer and detokenizer to `target`. Raises ConversionFailed."""
     # Of a file with weights GenAI would read them, and fail where it does not know their quantization.
     vocabulary = scratch / "vocabulary.gguf"
     vocabulary.write_bytes(gguf.vocabulary())
@@ -219,10 +214,7 @@ def write_tokenizer(gguf: GgufFile, target: Path, scratch: Path) -> None:
 
 
 def store_weights(model: ov.Model, gguf: GgufFile, quantization: Quantization) -> None:
-    """Replace every weight of the graph by the tensor of its name, matrices as `stored_matrix`.
-
-    Raises ConversionFailed unless each tensor of the file has its node, and each node its tensor.
-    """
+    """Replace every weight of the graph by the tensor of its name; graph and file must have the same ones."""
     outputs = weights(model)
     if odd := sorted(set(outputs) ^ set(gguf.shapes())):
         raise ConversionFailed(f"{gguf.path}: the graph and the file differ in the tensors {', '.join(odd)}")
@@ -397,7 +389,6 @@ class _Cache:
         self._batch, self._beams = op.gather(op.shape_of(ids), _axes(0), _axis(0)), beams
 
     def extend(self, layer: int, kind: str, new: Node) -> Node:
-        """The layer's past with what is new."""
         _, heads, _, size = new.get_output_partial_shape(0)
         info = VariableInfo()
         info.data_shape = ov.PartialShape([-1, heads, -1, size])
