@@ -13,7 +13,7 @@ from typing import Any
 
 from worker_node.core.operating_system import WINDOWS, lock, shared_file, unlock
 from worker_node.core.types import NOT_MEASURED, Busy, Device, Energy
-from worker_node.devices.energy import UNMEASURED, EnergyCounter, EnergyMeter, Unmeasured, energy_counter
+from worker_node.devices.energy import EnergyCounter, EnergyMeter, energy_counter
 
 ACCEL_CLASS = Path("/sys/class/accel")
 ACCEL_DEVICES = Path("/dev/accel")
@@ -163,7 +163,7 @@ class NpuSource:
     emulated: bool
     busy_counter: Path
     stand_in: bool
-    energy: EnergyCounter | Unmeasured = UNMEASURED
+    energy: EnergyCounter | str = "not measured"
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
     _others: tuple[Reading, Reading, Reading] | None = field(default=None, init=False, repr=False, compare=False)
     _read_at: float = field(default=0.0, init=False, repr=False, compare=False)
@@ -189,8 +189,8 @@ class NpuSource:
         return NpuCounters(self.busy_time(), *self._others, self._energy())
 
     def _energy(self) -> Reading:
-        if isinstance(self.energy, Unmeasured):
-            return Reading(None, self.energy.reason)
+        if isinstance(self.energy, str):
+            return Reading(None, self.energy)
         count = self.energy.read()
         if count is None:
             return Reading(None, f"{self.energy.path} cannot be read")
