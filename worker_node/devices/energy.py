@@ -31,8 +31,6 @@ _PMT_JOULES = 1 / (1 << 14)
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Where a processor's PMT region holds the energy of its NPU."""
-
     processor: str
     offset: int
     joules_per_count: float = _PMT_JOULES
@@ -52,10 +50,7 @@ REGISTERS = {
 
 @dataclass(frozen=True, slots=True)
 class EnergyCounter:
-    """A counter that begins again at 0 after `counts`.
-
-    `offset` is the place of its 4 bytes in a binary file; None for a file that holds a decimal number.
-    """
+    """A counter that begins again at 0 after `counts`: 4 bytes at the `offset`, else a decimal number."""
 
     path: Path
     joules_per_count: float
@@ -92,10 +87,7 @@ class EnergyCounter:
 
 @dataclass(slots=True)
 class EnergyMeter:
-    """Measures run after run: call `begin` before each, and `so_far` in and after it.
-
-    `source` is the counter, or the reason why there is none.
-    """
+    """Measures run after run: `begin` before, `so_far` in and after each. `source`: the counter, or why none."""
 
     source: EnergyCounter | str = "not measured"
     clock: Callable[[], float] = time.monotonic

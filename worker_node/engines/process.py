@@ -113,8 +113,6 @@ class EngineProcess(asyncio.Protocol):
         self._limits = limits
         self._suspects = suspects
         self._liveness = Liveness(limits.liveness, time.monotonic())
-        # When events came, and the latest of them: each look of the watch judges those since the one before.
-        self._heard: deque[tuple[float, Event]] = deque()
         self._memory = memory
         # The kernel's count of kills for memory, at the last two looks: a kill of long ago ended another process.
         self._oom_kills = [memory.oom_kills()] * 2
@@ -165,10 +163,7 @@ class EngineProcess(asyncio.Protocol):
         return len(self._jobs)
 
     async def load(self) -> Loaded:
-        """Have the engine load its model; it is killed after `load_timeout_s`. The log tells how long it takes.
-
-        Raises LoadRefused, EngineDied, TimeoutError; the process has been killed or ends by itself then.
-        """
+        """Have the engine load its model. Raises LoadRefused, EngineDied, TimeoutError after `load_timeout_s`."""
         self._write(encode(self._spec))
         limit = self._limits.load_timeout_s
         normal = ""
@@ -263,14 +258,7 @@ class EngineProcess(asyncio.Protocol):
     async def watch(self) -> None:
         """Kill the process when it hangs; return then."""
         while True:
-            now = time.monotonic()
-            while self._heard:
-                at, event = self._heard.popleft()
-                if isinstance(event, NativeCall):
-                    self._liveness.called(event.stage, event.units, at)
-                else:
-                    self._liveness.heard(at)
-            reason, pause = self._liveness.look(now)
+            reason, pause = self._liveness.look(time.monotonic())
             if reason is not None:
                 if stopped(self.pid):
                     self.kill(f"{reason}; the process was stopped from outside (SIGSTOP)", Blame.OUTSIDE)
@@ -321,8 +309,10 @@ class EngineProcess(asyncio.Protocol):
         except (CorruptFrame, msgspec.MsgspecError) as error:
             self.kill(f"sent a corrupt frame ({error})")
             return
-        if event is not None:
-            self._heard.append((time.monotonic(), event))
+        if isinstance(event, NativeCall):
+            self._liveness.called(event.stage, event.units, time.monotonic())
+        elif event is not None:
+            self._liveness.heard(time.monotonic())
 
     def _handle(self, event: Loaded | LoadFailed | Failed | Broken | Heartbeat) -> None:
         match event:
