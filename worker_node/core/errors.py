@@ -6,7 +6,7 @@ what to do next; it never holds a prompt or a key."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 # No package index has this project: anyone may register its name there.
 INSTALL_EXTRA = "pip install '.[{}]' in the project's checkout"
@@ -26,6 +26,11 @@ class NodeError(Exception):
         self.retry_after = retry_after
         self.model: str | None = None
         self.device: str | None = None
+
+    @classmethod
+    def at(cls, param: str, problem: str) -> Self:
+        """The error of a part of the request, whose message begins with its name."""
+        return cls(f"{param}: {problem}", param=param)
 
 
 class BadRequest(NodeError):

@@ -13,9 +13,9 @@ from backend_client.gateway.keys import KeyStore
 from backend_client.options import FailoverOptions
 from backend_client.testing import cut
 from backend_client.testing.node import EMBEDDER, WRITER, route_headers
+from tests.faults.client.gateways import gateway
 from tests.faults.client.test_failover import CHUNKS, MESSAGES, TEXT, answering
 from tests.faults.client.test_fallback import settings as cloud_settings
-from tests.faults.client.test_gateway import gateway
 from tests.faults.scripted_node import error_response
 
 STREAM = {"model": WRITER, "messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}}

