@@ -57,10 +57,7 @@ from worker_node.models.sources import (
 
 @dataclass(frozen=True, slots=True)
 class PullSpec:
-    """What to make: a model called `model_id`; None is what the source says.
-
-    `name` is what was asked for. `pooling` and `normalize` count for encoders whose files do not specify them.
-    """
+    """What to make of `name`: a model called `model_id`; None is what the source says."""
 
     reference: Reference
     model_id: str
@@ -73,10 +70,7 @@ class PullSpec:
 
 
 def prepare(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> Path:
-    """Make a model's directory under `work`, and return it; raises a NodeError when a step fails.
-
-    What is downloaded stays in `downloads`, so that the next try continues where this one ended.
-    """
+    """Make a model's directory under `work`; what is downloaded stays in `downloads` for the next try."""
     scratch, target = work / "scratch", work / "model"
     for room in (scratch, target, downloads):
         room.mkdir(parents=True, exist_ok=True)
@@ -304,10 +298,7 @@ class Report:
 
 
 def check(spec: PullSpec, store: Path) -> Report:
-    """Find out from listings and small files what the pull would need, without downloading anything large.
-
-    Raises what the pull would raise before its first large file.
-    """
+    """What a pull would need, from listings and small files. Raises as it would before its first large file."""
     reference, stored = spec.reference, None
     entry = reference if isinstance(reference, CatalogEntry) else None
     origin = reference.source if isinstance(reference, CatalogEntry) else reference
@@ -456,10 +447,7 @@ def convert(job: ConversionJob, progress: Progress) -> None:
 
 
 async def pull(root: Path, name: str, progress: Progress) -> None:
-    """Install the model that `name` stands for in the store `root`, in a process of its own; see `ModelStore.pull`.
-
-    Cancelling kills everything it started. Raises the NodeError that the pull ended with.
-    """
+    """Run `ModelStore.pull` in a process of its own; cancelling kills all that it started. Raises its NodeError."""
     process = await asyncio.create_subprocess_exec(
         *tethered([sys.executable, "-m", _MODULE, "pull", str(root), name]),
         stdin=asyncio.subprocess.DEVNULL,

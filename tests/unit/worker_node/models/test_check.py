@@ -80,10 +80,8 @@ def test_the_form_that_a_pull_would_store_is_named(store_root):
         ({"bits": 4, "sym": True, "group_size": 128}, True, "groups of 128"),
         ({"bits": 4, "sym": True, "group_size": 128, "ratio": 0.8}, False, "only 0.8 of its weights are in 4 bits"),
         ({"bits": 4, "sym": True, "group_size": 64}, True, "groups of 64: an NPU may be half as fast"),
-        ({"bits": 8, "sym": True, "group_size": -1}, True, "int8 symmetric, channel-wise"),
         ({"bits": 8, "sym": False}, False, "the process dies"),
         ({"bits": 4, "sym": True, "dtype": "nf4", "group_size": -1}, True, "nf4, from Lunar Lake on, channel-wise"),
-        ({"bits": 4, "sym": False, "group_size": -1}, False, "int4_asym"),
         ({}, None, "end in -int4-cw-ov"),
     ],
 )
