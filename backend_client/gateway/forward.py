@@ -148,7 +148,6 @@ class Forwarder:
         source, streamed = found.origin.source, not isinstance(found.content, bytes)
         attempts = len(found.attempts) + streamed
         self._metrics.answers.labels(source).inc()
-        self._metrics.attempts.inc(attempts)
         headers = {
             **found.headers,
             "X-NPU-Gateway-Source": source,

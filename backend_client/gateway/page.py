@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -49,7 +49,6 @@ def add_page(app: web.Application, client: InferenceClient, keys: KeyStore | Non
         return web.json_response({**await shared.get(), "gateway": gateway}, headers=_HEADERS)
 
     app.router.add_get(STATE_PATH, state)
-    app.on_shutdown.append(shared.close)
 
 
 def _page(response: Callable[[], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -67,23 +66,18 @@ class SharedState:
     ) -> None:
         self._look = look
         self._clock = clock
-        self._latest: asyncio.Future[dict[str, Any]] | None = None
-        self._began = 0.0
+        self._latest: dict[str, Any] = {}
+        self._began = -math.inf
+        self._looking = asyncio.Lock()
 
     async def get(self) -> dict[str, Any]:
-        """The state, not older than a period. A caller that leaves takes it from nobody else."""
-        latest = self._latest
-        if latest is None or (latest.done() and (latest.cancelled() or self._clock() - self._began >= _PERIOD_S)):
-            self._began = self._clock()
-            latest = self._latest = asyncio.ensure_future(self._look())
-        return await asyncio.shield(latest)
-
-    async def close(self, _: object = None) -> None:
-        """Ask no more; for `app.on_shutdown`."""
-        if self._latest is not None:
-            self._latest.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._latest
+        """The state: of the last period, or of a look that ends meanwhile."""
+        before = self._latest
+        async with self._looking:
+            began = self._clock()
+            if self._latest is before and began - self._began >= _PERIOD_S:
+                self._latest, self._began = await self._look(), began
+            return self._latest
 
 
 def usage_by_team(requests: Counter, tokens: Counter) -> dict[str, dict[str, int]]:

@@ -10,8 +10,7 @@ import backend_client
 from backend_client import ConfigurationError, InferenceClient, sync
 from backend_client.testing import FakeCloud
 from backend_client.testing.node import WRITER
-from tests.faults.client.test_gateway import gateway
-from tests.faults.client.test_gateway_keys import made_keys
+from tests.faults.client.gateways import gateway, made_keys
 
 TALKS, TURNS = 12, 5
 SECRET = "anna's talk of 47Zq11"

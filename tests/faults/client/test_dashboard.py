@@ -53,6 +53,14 @@ def detailed(handler):
     return ScriptedNode(routes=[web.get("/dashboard/state", handler)]).running()
 
 
+# What a browser's page would not read.
+UNREADABLE = [
+    {"models": 5}, {"models": [None]}, {"models": [{"id": "m", "engines": [{"state": "ready", "reason": 1}]}]},
+    {"history": {"requests": "abc"}}, {"devices": "x"}, {"failures": {}}, {"events": [1]}, {"made": {"m": 1}},
+    {"npu": []}, {"routes": [{"count": 1.5}]},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("status", "body", "why"),
     [
@@ -60,6 +68,10 @@ def detailed(handler):
         (404, b"{}", "HTTP 404"),
         (200, b"<html>", "not its state"),
         (200, b'{"kind": "fleet"}', "not its state"),
+        *((200, json.dumps({"kind": "node", **state}).encode(), "not its state") for state in UNREADABLE),
+        (200, b'{"kind": "node", "x": NaN}', "not its state"),
+        (200, b'{"kind": "node", "x": 1e999}', "not its state"),
+        (200, b"[" * 100_000, "not its state"),
     ],
 )
 async def test_an_answer_that_is_not_a_state_is_an_error_without_the_key(status, body, why):

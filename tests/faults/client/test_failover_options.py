@@ -13,9 +13,9 @@ from backend_client.gateway.keys import KeyStore
 from backend_client.options import FailoverOptions
 from backend_client.testing import cut
 from backend_client.testing.node import EMBEDDER, WRITER, route_headers
+from tests.faults.client.gateways import gateway
 from tests.faults.client.test_failover import CHUNKS, MESSAGES, TEXT, answering
 from tests.faults.client.test_fallback import settings as cloud_settings
-from tests.faults.client.test_gateway import gateway
 from tests.faults.scripted_node import error_response
 
 STREAM = {"model": WRITER, "messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}}
@@ -190,6 +190,7 @@ async def test_a_request_that_must_stay_does_not_go_to_the_cloud_after_its_first
         ("stream_recovery=resume", "stream_recovery=resume"),
         (";;", "';;=': Extra inputs are not permitted"),
         ("first_token_s=5, x=1", "'x=1': Extra inputs are not permitted"),
+        ("stall_s=1, stall_s=2", "stall_s"),
     ],
 )
 async def test_options_that_are_none_are_refused_by_name_and_value(scripted, given, got, capsys):

@@ -32,7 +32,6 @@ from worker_node.models.convert.encoder import (
     name_port,
     outputs_on_cpu,
     read_bert_config,
-    read_json,
     read_tensors,
     read_tokenizer,
     text_input,
@@ -41,7 +40,7 @@ from worker_node.models.convert.encoder import (
     write_tokenizer,
 )
 from worker_node.models.convert.job import ConversionJob, Converted, ModelFiles
-from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FILE, peek_config, write_canary
+from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FILE, peek_config, read_json, write_canary
 from worker_node.models.sources import SAFETENSORS_FILE, safetensors_of, weight_files
 from worker_node.tasks.rerank.task import RERANK, RerankCanary
 

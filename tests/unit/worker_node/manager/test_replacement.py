@@ -47,7 +47,7 @@ class World:
         npu, cpu = model.placements
         npu = replace(npu, lacks=frozenset({"n"}))
         if self.eager:
-            cpu = replace(cpu, eager=True, on_demand=False)
+            cpu = replace(cpu, eager=True)
             cpu.pinned = True
         return replace(model, placements=[npu, cpu])
 
