@@ -148,11 +148,3 @@ def test_what_a_worker_of_ones_own_has_is_there(row, monkeypatch, tmp_path, caps
             build_parser().parse_args([word, "--help"])
         assert f"usage: npu-node {word}" in (text := capsys.readouterr().out)
         assert all(option in text for option in options)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"), [("embeddings", {"texts": ["a"]}), ("inference", {"prompt": "One,", "max_new_tokens": 2})]
-)
-async def test_the_routes_of_a_small_worker_are_the_nodes_own(http, node, path, body):
-    async with http.post(f"{node.url}/{path}", json=body) as reply:
-        assert reply.status == 200, await reply.text()

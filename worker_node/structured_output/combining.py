@@ -51,9 +51,8 @@ class Combiner:
         self._depth += 1
         self._budget.spend(_STEPS)
         if self._depth > MAX_DEPTH:
-            raise UnsupportedParameter(
-                f"{path}: it is defined by itself or combined too deeply, the bound here is {MAX_DEPTH} levels",
-                param=path,
+            raise UnsupportedParameter.at(
+                path, f"it is defined by itself or combined too deeply, the bound here is {MAX_DEPTH} levels"
             )
         try:
             return self._alternatives(read_schema(schema, path, self._dropped), path)
@@ -103,7 +102,6 @@ class Combiner:
             self._dropped(CannotEnforce(path, "not"))
 
     def _exclusive(self, parts: list[Any], path: str) -> Alternatives:
-        """The alternatives of exactly one of the parts."""
         found: Alternatives = []
         for option, held in self._held_apart(parts, path):
             if held is None:
@@ -132,7 +130,6 @@ class Combiner:
                 yield option, _apart(option, others, path)
 
     def merged(self, schemas: list[Schema], path: str) -> Schema | None:
-        """One schema for values that match all of these plain schemas; None if there are none."""
         schemas = [schema for schema in schemas if schema]
         if len(schemas) < 2:
             return schemas[0] if schemas else {}
@@ -140,8 +137,8 @@ class Combiner:
         try:
             return _merged(schemas, self._budget)
         except _CannotMerge as error:
-            raise UnsupportedParameter(
-                f"{path}: two conditions on the same value cannot be enforced at once ({error})", param=path
+            raise UnsupportedParameter.at(
+                path, f"two conditions on the same value cannot be enforced at once ({error})"
             ) from None
         except _Contradiction:
             return None
@@ -196,7 +193,6 @@ def _differ_at(name: str, ours: Schema, theirs: Schema, path: str) -> bool:
 
 
 def _read(schema: Any, path: str) -> Any:
-    """A part that has not been looked at yet."""
     return schema if isinstance(schema, bool) else read_schema(schema, path, lambda _: None)
 
 

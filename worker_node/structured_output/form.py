@@ -125,27 +125,24 @@ class _Writer:
         self.dropped: dict[str, None] = {}
 
     def grammar(self, kinds: list[str]) -> str:
-        """The whole grammar, whose texts are of any of the kinds."""
         grammar = self._rules.text(kinds[0] if len(kinds) == 1 else self._rules.add("choice", " | ".join(kinds)))
         check_cost(grammar, self._where)
         return grammar
 
     def text(self, given: GivenText) -> str:
-        """The rule, or expression, of texts that match a regular expression."""
         where = given.where
         try:
             term = pattern_term(given.source, search=False)
             expression = term_to_ebnf(term, self._rules, self._budget.spend, AS_IT_IS)
         except PatternRefused as error:
-            raise UnsupportedParameter(f"{where}: the expression cannot be enforced: {error}", param=where) from None
+            raise UnsupportedParameter.at(where, f"the expression cannot be enforced: {error}") from None
         except RecursionError:
-            raise BadRequest(f"{where}: it is nested too deeply", param=where) from None
+            raise BadRequest.at(where, "it is nested too deeply") from None
         if expression is None:
             raise NothingAdmitted(where, "no text matches it")
         return expression
 
     def values(self, part: FormPart, schema: Any) -> str:
-        """The rule of JSON values that match a schema, in whose part references are looked up."""
         dropped = None if part.strict else self.dropped
         return add_schema(self._rules, schema, part.where, self._budget, part.schema, dropped)
 
@@ -181,7 +178,7 @@ class _Writer:
             kinds = part.schema.get("type", "object") if isinstance(part.schema, dict) else None
             # Arguments are an object, which parameters need not say.
             if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
-                raise BadRequest(f"{part.where}.type: arguments are an object", param=f"{part.where}.type")
+                raise BadRequest.at(f"{part.where}.type", "arguments are an object")
             return self.values(part, part.schema | {"type": "object"})
         except BadRequest:
             if not form.optional:

@@ -338,10 +338,11 @@ class _Deterministic:
     def _set(self, ranges: Ranges) -> str:
         if plain := self._writing.plain(ranges):
             return one_of(plain)
-        options = [chr(low) for low, high in ranges if low == high and self._writing.written(chr(low)) is not None]
+        escapes = self._writing.escapes
+        options = [escapes[chr(low)] for low, high in ranges if low == high and chr(low) in escapes]
         if not options:
             raise PatternRefused("a control character, or a class of nothing else, cannot be written")
-        return f"({one_text(self._writing.escapes[one] for one in options)})"
+        return f"({one_text(options)})"
 
     def _times(self, inner: Term, least: int, most: int | None, following: Ranges) -> str:
         first, empty = _first(inner)

@@ -99,7 +99,6 @@ def string(rules: Rules, spend: Callable[[], None], schema: Schema, path: str) -
 
 
 def _expressions(schema: Schema, path: str) -> list[str]:
-    """The expressions that the string has to match, the format's as one of them."""
     patterns = schema.get("pattern", ())
     name = schema.get("format")
     if name in REFUSED_FORMATS:

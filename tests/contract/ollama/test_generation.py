@@ -45,18 +45,6 @@ async def test_a_chat_streams_by_default(http, node):
     check_last(whole, 8)
 
 
-async def test_generate_is_the_chat_of_one_turn(http, node):
-    prompt = CAPITAL[0]["content"]
-    _, generated = await call(http, node, "generate", prompt=prompt, options={"num_predict": 32})
-    _, chatted = await call(http, node, "chat", messages=CAPITAL, options={"num_predict": 32})
-    assert generated["response"] == chatted["message"]["content"]
-    assert generated["response"]
-    assert generated["done_reason"] == "stop"
-    assert generated["prompt_eval_count"] == chatted["prompt_eval_count"]
-    frames = await stream(http, node, "generate", prompt=prompt, options={"num_predict": 32})
-    assert "".join(frame["response"] for frame in frames) == generated["response"]
-
-
 async def test_raw_skips_the_template_and_system_is_a_first_message(http, node):
     _, raw = await call(http, node, "generate", prompt="One, two, three,", raw=True, options={"num_predict": 4})
     _, plain = await call(http, node, "generate", prompt="One, two, three,", options={"num_predict": 4})

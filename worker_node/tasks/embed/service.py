@@ -23,13 +23,7 @@ from worker_node.engines.process import Canary
 from worker_node.models.directory import EmbeddingCanary, InstalledModel
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import Operation
-from worker_node.serving.encoders import (
-    EncoderModel,
-    EncoderTask,
-    Floats,
-    known_answers_canary,
-    rows_run,
-)
+from worker_node.serving.encoders import EncoderModel, EncoderTask, Floats, known_answers_canary, rows_run
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
 from worker_node.serving.row_tokenizer import RowTokenizer
 from worker_node.serving.run import RoutedResult, Services, run_selected

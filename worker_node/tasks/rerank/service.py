@@ -19,13 +19,7 @@ from worker_node.core.errors import BadRequest, EngineUnavailable
 from worker_node.core.types import Busy, RequestContext, Route, Timing, Usage
 from worker_node.engines.process import Canary
 from worker_node.models.directory import InstalledModel, read_canary
-from worker_node.serving.encoders import (
-    EncoderModel,
-    EncoderTask,
-    Floats,
-    known_answers_canary,
-    rows_run,
-)
+from worker_node.serving.encoders import EncoderModel, EncoderTask, Floats, known_answers_canary, rows_run
 from worker_node.serving.routing import Demand, reject_if_full
 from worker_node.serving.row_tokenizer import RowTokenizer
 from worker_node.serving.run import Services, run_single
