@@ -1,6 +1,7 @@
 """The fleet's dashboard while nodes die, refuse, or are no nodes of this version."""
 
 import asyncio
+import json
 
 import pytest
 from aiohttp import web
