@@ -35,6 +35,7 @@ _MEANINGS = {
     "draining": "the node is shutting down and takes no new requests",
     "engine_unavailable": "the engine of the model died, hung, or is not ready yet",
     "forbidden": "the node does not serve this host name or origin; call it by the name or address that it listens on",
+    "hub_unreachable": "the node reaches no hub to get the model from",
     "insufficient_memory": "the model does not fit the memory of the node beside the models in use",
     "internal_error": "internal error of the node; its log has the details under the request id",
     "invalid_api_key": "the API key is missing or wrong; check NPU_CLIENT_API_KEY (or api_key)",

@@ -188,7 +188,9 @@ async def test_a_request_that_must_stay_does_not_go_to_the_cloud_after_its_first
     assert not cloud.requests
 
 
-@pytest.mark.parametrize("given", ["first_token_s", "first_token_s=-1", "patience=5", "stream_recovery=resume"])
+@pytest.mark.parametrize(
+    "given", ["first_token_s", "first_token_s=-1", "patience=5", "stream_recovery=resume", "stall_s=1, stall_s=2"]
+)
 async def test_options_that_are_none_are_refused(scripted, given, capsys):
     async with gateway(scripted) as http:
         reply = await http.post("/v1/chat/completions", json=WHOLE, headers={"X-NPU-Failover": given})

@@ -227,9 +227,15 @@ class Transcription:
     async def begin(self) -> None:
         """Do the first window with speech, which decides device and language."""
         self._first = await self._next()
-        if not self._answered:
-            # Without speech the answer still names a device, which must have run something.
+        if self._answered:
+            return
+        if self.context.require_device is not None:
+            # The required device must have run something to prove it.
             await self._ask(bytes(SAMPLE_BYTES * RATE))
+        else:
+            selection = await select_placement(self._demand(self.wanted), self.context)
+            self.operation.routed(selection.route)
+            self.route, self.timing = selection.route, Timing(0.0, (time.monotonic() - self.began) * 1e3, 0.0, 0.0)
 
     async def parts(self) -> AsyncIterator[SpokenPart]:
         part = self._first
@@ -252,9 +258,8 @@ class Transcription:
                 return _spoken(window, await self._ask(samples.tobytes()))
         return None
 
-    async def _ask(self, samples: bytes) -> Transcript:
-        context, model = self.context, self.model
-        job = msgspec.structs.replace(self.wanted, samples=samples, language=self.wanted.language or self.language)
+    def _demand(self, job: TranscribeJob) -> Demand:
+        model = self.model
         needs: frozenset[Feature] = NOTHING
         if model.multilingual and self.wanted.language is None:
             needs = needs | {"language_detection"}
@@ -262,11 +267,18 @@ class Transcription:
             needs = needs | {"word_timestamps"}
 
         # The head of the reply may be out, and names the device of the first window.
-        require = self.route.device if self._answered else context.require_device
+        require = self.route.device if self._answered else self.context.require_device
         size = job.prompt_tokens
-        demand = Demand(model.id, model.placements, size, size, require=require, needs=needs)
+        return Demand(model.id, model.placements, size, size, require=require, needs=needs)
+
+    async def _ask(self, samples: bytes) -> Transcript:
+        context = self.context
+        job = msgspec.structs.replace(self.wanted, samples=samples, language=self.wanted.language or self.language)
+        demand = self._demand(job)
         prepared = time.monotonic()
-        run = SingleRun(demand, context, job, Transcript, 1, lambda _limits: TokenCost(size), self.began, prepared)
+        run = SingleRun(
+            demand, context, job, Transcript, 1, lambda _limits: TokenCost(job.prompt_tokens), self.began, prepared
+        )
         selection = await select_placement(demand, context)
         if not self._answered:
             self.operation.routed(selection.route)
