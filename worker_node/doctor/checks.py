@@ -208,7 +208,7 @@ def _energy(machine: ExaminedMachine) -> Finding:
     counter = energy_counter(Device.NPU, sysfs=machine.root / "sys/class")
     if isinstance(counter, EnergyCounter):
         return ok("energy-counter", f"{counter.path} can be read: replies name the joules of the NPU")
-    return ok("energy-counter", f"replies name no joules: {counter.reason} (docs/npu.md)")
+    return ok("energy-counter", f"replies name no joules: {counter} (docs/npu.md)")
 
 
 def _access(machine: ExaminedMachine, node: str) -> Finding:

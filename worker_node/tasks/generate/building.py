@@ -365,9 +365,8 @@ def prewarm_text(value: str, wanted: ModelSettings) -> str:
     """The text that a value of `prewarm` is, or names. Raises ConfigurationError."""
     if not value.startswith(("/", "./", "../", "~/")) and not Path(value).is_absolute():
         if len(value.split()) < 2:
-            raise wanted.error(
-                "prewarm", f"prewarm must be texts, or paths that begin with /, ./ or ~/; got {value!r}: one word"
-            )
+            got = f"{value!r}: one word" if value.strip() else "an empty text"
+            raise wanted.error("prewarm", f"prewarm must be texts, or paths that begin with /, ./ or ~/; got {got}")
         return value
     path = Path(value).expanduser()
     try:

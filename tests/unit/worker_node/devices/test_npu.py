@@ -132,6 +132,7 @@ def test_what_others_used_or_was_not_measured_is_so_for_the_runs_of_that_time_al
     assert [runs.end(run).us for run in ("a", "b", "c")] == [None, None, 100]
 
 
+@pytest.mark.linux
 def test_the_stand_in_counts_the_time_of_runs_of_all_engines_and_ends_with_its_owner():
     device = Device()
     with stand_in_counter() as path:
@@ -157,6 +158,7 @@ def test_utilisation_is_the_busy_share_between_two_samples():
     assert share.sample(None, 30.0) is None
 
 
+@pytest.mark.linux
 def test_the_source_is_the_kernels_the_users_or_the_stand_in(tmp_path):
     with npu_source(None, emulated=False) as real:
         assert (real.busy_counter, real.stand_in) == (find_npu() / "npu_busy_time_us", False)
@@ -188,6 +190,7 @@ def accelerator(root, number, driver):
     (entry / "device").symlink_to(device)
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize(
     ("drivers", "expected"),
     [
@@ -220,6 +223,7 @@ def test_versions_are_compared_as_far_as_the_range_goes(version, wanted, inside)
     assert version_in(version, wanted) is inside
 
 
+@pytest.mark.linux
 def test_memory_and_frequency_are_read_once_a_second_and_a_suspended_device_has_the_frequency_0(tmp_path):
     now = [100.0]
     source = NpuSource(False, tmp_path / "npu_busy_time_us", stand_in=False, clock=lambda: now[0])
@@ -265,6 +269,7 @@ def test_the_sources_energy_is_in_microjoules_or_has_a_reason(tmp_path):
         assert source.read().energy_uj == Reading(None, f"{region / 'telem'} cannot be read")
 
 
+@pytest.mark.linux
 def test_users_are_those_that_hold_the_device_open_and_nobody_where_the_system_does_not_tell(tmp_path):
     device, proc = tmp_path / "accel0", tmp_path / "proc"
     for process, held in (("12", device), ("7", device), ("9", tmp_path / "other"), ("self", device)):

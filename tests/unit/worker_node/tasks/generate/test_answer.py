@@ -147,6 +147,14 @@ def test_without_reasoning_at_its_beginning_all_is_answer(answer, cuts):
         assert reasoning_and_answer(text, cuts) == ("", text)
 
 
+def test_tokens_of_reasoning_and_of_its_end_are_counted_apart():
+    answer = AnswerBuilder(TOKENIZER, Sampling(), ReasoningFirst())
+    for token in b"<think>So</think>Yes.":
+        answer.push(TokenDelta(1, [token]))
+    usage = answer.finished(0.0, 0.0).usage
+    assert (usage.reasoning_tokens, usage.completion_tokens) == (len("So</think>"), 21)
+
+
 # An answer that is sent as a whole and is generated twice, since its first engine died.
 
 

@@ -158,6 +158,7 @@ def test_prewarm_takes_texts_and_files(tmp_path):
         ("{}/binary", "which cannot be read: 'utf-8' codec"),
         ("{}/large", "which cannot be read: it has more than 1000000 bytes"),
         ("agent.txt", "must be texts, or paths that begin with /, ./ or ~/; got 'agent.txt'"),
+        ("", "must be texts, or paths that begin with /, ./ or ~/; got an empty text"),
     ],
 )
 def test_what_prewarm_cannot_read_is_an_error_of_the_settings(tmp_path, value, problem):
