@@ -1,5 +1,6 @@
 """Fixtures that every kind of test may use, and how the suite is run: CONTRIBUTING.md."""
 
+import gc
 import logging
 import os
 import shutil
@@ -38,6 +39,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # Nothing that is imported or collected is garbage: looking for some takes half of that time.
+    gc.disable()
     if config.getoption("long") and not config.getoption("--hypothesis-profile"):
         settings.load_profile("long")
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
@@ -58,6 +61,11 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish():
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
