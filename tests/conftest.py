@@ -1,8 +1,10 @@
 """Fixtures that every kind of test may use, and how the suite is run: CONTRIBUTING.md."""
 
+import functools
 import gc
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -72,6 +74,24 @@ def pytest_collection_finish():
 def pytest_xdist_auto_num_workers():
     """One more worker than cores, since many tests wait."""
     return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Files run as wholes, those that share a node of whole weights on one worker: each takes seconds to start."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "whole weights" if uses_whole_weights(config.rootpath / file) else file
+
+    return Scheduling(config, log)
+
+
+@functools.cache
+def uses_whole_weights(path):
+    return re.search(r'\b(whole|npu)_node"?[,)]', path.read_text(encoding="utf-8")) is not None
 
 
 @pytest.fixture(autouse=True)
