@@ -249,6 +249,12 @@ class DownloadFailed(ModelError):
     status = 424
 
 
+class HubUnreachable(DownloadFailed):
+    """No hub or package index answers: the network's fault, not the node's."""
+
+    code = "hub_unreachable"
+
+
 class HashMismatch(ModelError):
     """A file is not the one that the catalog names."""
 

@@ -108,10 +108,7 @@ class OverlappingRunner:
 
     @abstractmethod
     def _next_run(self, now: float) -> tuple[Slot, list[Waiting]] | None:
-        """An idle slot and the texts that it is to run, taken out of the queue; there is room for it.
-
-        None where the device has no memory for another run; then there is no room any more.
-        """
+        """An idle slot and the texts that it is to run, taken out of the queue; None: no memory for another run."""
 
     def _saturated(self) -> bool:
         """Whether the device has as much as it can take, so that its speed can be measured."""

@@ -290,6 +290,7 @@ class ModelManager:
         except NodeError as error:
             # Its caller may answer nobody any more.
             log.warning("the pull of %s failed: %s", spec.name, error.message)
+            error.model = spec.model_id
             raise
         # The next request looks for its model again, also for one that failed.
         self._rebuilt_at.clear()

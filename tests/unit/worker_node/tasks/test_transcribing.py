@@ -59,12 +59,12 @@ async def send(store, ear):
     """Sends samples with fields of the form; returns the status and the body."""
     async with application([hearer(store, [placement(HEARER, ear)])]) as (client, node):
 
-        async def send(samples, **fields):
+        async def send(samples, headers=None, **fields):
             form = aiohttp.FormData(default_to_multipart=True)
             form.add_field("file", io.BytesIO(wav(samples)), filename="a.wav")
             for name, value in fields.items():
                 form.add_field(name, value)
-            async with client.post("/v1/audio/transcriptions", data=form) as reply:
+            async with client.post("/v1/audio/transcriptions", data=form, headers=headers) as reply:
                 return reply.status, await reply.json()
 
         send.registry = node.services.telemetry.registry
@@ -105,13 +105,15 @@ LOUD = {
 }
 
 
-async def test_what_is_too_quiet_has_no_words_and_the_device_is_asked_once_with_silence(transcribe):
+async def test_what_is_too_quiet_has_no_words_and_runs_no_model(transcribe):
     for case, samples in QUIET.items():
-        text, heard = await transcribe(samples)
-        assert text == "", case
-        # The reply names a device, which must have been asked.
-        assert [len(part) for part in heard] == [RATE], case
-        assert not heard[0].any(), case
+        assert await transcribe(samples) == ("", []), case
+
+
+async def test_a_device_that_a_request_requires_runs_a_second_of_silence_to_prove_it(send, ear):
+    status, body = await send(np.zeros(RATE), headers={"X-NPU-Require-Device": "CPU"})
+    assert (status, body["text"]) == (200, "")
+    assert [(len(part), part.any()) for part in ear.heard] == [(RATE, False)]
 
 
 async def test_what_is_louder_reaches_the_model_as_it_is(transcribe):
