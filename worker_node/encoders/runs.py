@@ -108,10 +108,7 @@ class OverlappingRunner:
 
     @abstractmethod
     def _next_run(self, now: float) -> tuple[Slot, list[Waiting]] | None:
-        """An idle slot and the texts that it is to run, taken out of the queue; there is room for it.
-
-        None where the device has no memory for another run; then there is no room any more.
-        """
+        """An idle slot and the texts that it is to run, taken out of the queue; None: no memory for another run."""
 
     def _saturated(self) -> bool:
         """Whether the device has as much as it can take, so that its speed can be measured."""
@@ -131,7 +128,6 @@ class OverlappingRunner:
         return EngineStats(len(self.queue), self._running, self._runs, self._rows, oldest_run=taken)
 
     def submit(self, job: RowJob) -> None:
-        """Queue the texts of a job."""
         tokens = np.frombuffer(job.tokens, TOKEN_DTYPE)
         rows = np.split(tokens, np.cumsum(job.lengths)[:-1])
         self._open[job.id] = _Open(job, rows, missing=len(rows), waiting=len(rows))

@@ -56,10 +56,7 @@ class _Process:
         self._connection = Connection(link().detach())
 
     def call(self, body: bytes, wall_s: float) -> Reply | None:
-        """Send one call and wait for its reply; None, and the process is killed, if there is none in time.
-
-        Raises ProcessEnded.
-        """
+        """The reply to one call; None, and the process is killed, if there is none in time. Raises ProcessEnded."""
         try:
             self._connection.send_bytes(body)
             if not self._connection.poll(wall_s):
@@ -207,10 +204,7 @@ class PreparationPool:
 
 
 class ResultCache:
-    """Texts by key, least recently used first out, at most `max_bytes` of them. A refusal is a result too.
-
-    Each is computed once, however many requests need it at the same time.
-    """
+    """Results by key, the least recently used first out; a refusal is one too. Each is computed once at a time."""
 
     def __init__(self, max_bytes: int) -> None:
         self._most = max_bytes

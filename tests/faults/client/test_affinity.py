@@ -68,12 +68,6 @@ async def test_without_affinity_the_load_alone_decides(fleet):
         assert not all_on_one_node(await nodes_of_talks(lambda talk, turn: by_chat(client, talk, turn)))
 
 
-async def test_it_is_switched_off_in_the_environment(fleet, monkeypatch):
-    monkeypatch.setenv("NPU_CLIENT_AFFINITY", "false")
-    async with InferenceClient.from_settings(fleet.settings()) as client:
-        assert client.npu.options.affinity is False
-
-
 async def test_the_sdk_keeps_a_prompt_cache_key_on_one_node(fleet):
     async with backend_client.openai(fleet.settings()) as openai:
 

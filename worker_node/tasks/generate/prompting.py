@@ -88,10 +88,7 @@ def images_of(request: GenerationRequest) -> list[Image]:
 async def generation_model(
     manager: ModelManager, name: str | None, deadline: float, *, seeing: bool = False
 ) -> GenerationModel:
-    """The generation model of that name, or the default one; for requests with images (`seeing`) one with vision.
-
-    Raises as `ModelManager.model_of`.
-    """
+    """The model of that name, or the default; with images (`seeing`) one with vision. Raises as `model_of`."""
     if name is None and seeing:
         for model in manager.models:
             if isinstance(model, GenerationModel) and model.images is not None:
@@ -102,10 +99,7 @@ async def generation_model(
 async def prepare_generation(
     services: Services, model: GenerationModel, request: GenerationRequest, images: Sequence[Image]
 ) -> PreparedGeneration:
-    """Decode the images, compile the schema and tokenize the prompt.
-
-    Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
-    """
+    """Decode images, compile the schema, tokenize the prompt. Raises BadRequest, Overloaded, DeadlineExceeded."""
     pixels = await _decode_images(services, model, request, images)
     grammar = request.grammar if isinstance(request.grammar, str) else None
     ignored: Sequence[str] = ()
@@ -377,10 +371,7 @@ def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:
 
 
 def _check_window(model: GenerationModel, request: GenerationRequest, tokens: int) -> dict[str, int]:
-    """Raise ContextLengthExceeded if the request's own limit of its context holds fewer than `tokens` tokens.
-
-    Returns what is available where that limit is beyond the model's: Ollama clamps it.
-    """
+    """What the model has where the request's own limit is beyond it. Raises ContextLengthExceeded."""
     window = request.context_limit
     if window is None:
         return {}

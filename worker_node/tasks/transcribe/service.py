@@ -70,10 +70,7 @@ class Voice(NamedTuple):
 
 
 async def find_voice(manager: ModelManager, limits: AudioOptions, choice: VoiceChoice, deadline: float) -> Voice | None:
-    """How a request has silence skipped, None if it has not.
-
-    Raises UnsupportedParameter where it cannot be, and what `ModelManager.query_store` raises.
-    """
+    """How a request has silence skipped, None if it has not. Raises UnsupportedParameter where it cannot be."""
     if not (limits.vad if choice.wanted is None else choice.wanted):
         return None
     network = await manager.query_store(find_network, deadline)
@@ -105,10 +102,7 @@ class AudioDecoder:
         self._listening = PreparationPool(_LIMITS, ("openvino", find_speech.__module__))
 
     async def decode(self, source: Path, target: Path, most_seconds: float, deadline: float) -> float:
-        """Write mono PCM of 16 kHz to `target`; returns its seconds.
-
-        Raises BadRequest, Overloaded, DeadlineExceeded, EngineUnavailable.
-        """
+        """Write mono PCM of 16 kHz to `target`; returns its seconds. Raises as `PreparationPool.run`."""
         arguments = (str(source), str(target), most_seconds)
         return float(await self._decoding.run(decode_audio, *arguments, deadline=deadline, param=_FILE))
 
@@ -144,10 +138,7 @@ class SpokenPart:
 async def find_model(
     services: Services, name: str | None, wanted: TranscribeJob, context: RequestContext
 ) -> TranscriptionModel:
-    """The model of a request, which is refused here, before its audio is decoded, if it cannot be served.
-
-    Raises ModelNotFound, BadRequest, UnsupportedParameter (a language that the model does not know), Overloaded.
-    """
+    """The model of a request, which is refused here, before its audio is decoded, if it cannot be served."""
     model = await services.manager.model_of(KIND, TranscriptionModel, name, context.deadline)
     if not model.multilingual:
         if wanted.translate:
@@ -244,6 +235,7 @@ class Transcription:
         else:
             selection = await select_placement(self._demand(self.wanted), self.context)
             self.operation.routed(selection.route)
+            self.language = self.wanted.language
             self.route, self.timing = selection.route, Timing(0.0, (time.monotonic() - self.began) * 1e3, 0.0, 0.0)
 
     async def parts(self) -> AsyncIterator[SpokenPart]:

@@ -108,6 +108,7 @@ WITHOUT_EFFECT = [
     ("/v1/messages", {"tools": [SEARCH]}, "tools.web_search_20250305"),
     ("/v1/messages/count_tokens", {"tools": [SEARCH]}, "tools.web_search_20250305"),
     ("/api/generate", {"shift": True}, "shift"),
+    ("/api/chat", {"format": {"type": "array", "items": {"enum": ["a"]}, "contains": {}}}, "format.contains"),
 ]
 
 
