@@ -7,6 +7,7 @@ NODE   := $(VENV)/.installed-node
 STAMP  := $(VENV)/.installed
 SUITE  := $(VENV)/.schema-suite
 OPS    := .venv-ops
+RELEASE := .venv-dist
 OPS_TESTS ?= tests/ops
 # A kill while the environment was made leaves one without pip, which make takes for finished.
 WHOLE   = $(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
@@ -131,14 +132,16 @@ docs: install       ## write the references of settings, the client and the HTTP
 	$(LICENCES) > $(VENV)/licences.md
 	sed -i -e '/^|/d' docs/reference/licences.md && cat $(VENV)/licences.md >> docs/reference/licences.md
 
-site:               ## build the documentation as a site into build/site; a broken link fails
-	@test -x .venv-site/bin/mkdocs || $(PYTHON) -m venv .venv-site
-	@.venv-site/bin/python -m pip --quiet --quiet --disable-pip-version-check install --constraint constraints.txt mkdocs-material
-	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet --strict
+$(RELEASE)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python -m pip --quiet --quiet --disable-pip-version-check install --constraint constraints.txt \
+		hatchling twine cyclonedx-bom mkdocs-material
+	@touch $@
 
-dist:               ## build a release into dist/: wheel, sdist, Debian package (DEB=no: without), Containerfile, SBOM, SHA256SUMS
-	@test -x .venv-dist/bin/twine || $(PYTHON) -m venv .venv-dist
-	@.venv-dist/bin/python -m pip --quiet --quiet --disable-pip-version-check install --constraint constraints.txt hatchling twine cyclonedx-bom
+site: $(RELEASE)/.installed   ## build the documentation as a site into build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(RELEASE)/bin/python -m mkdocs build --quiet --strict
+
+dist: $(RELEASE)/.installed   ## build a release into dist/: wheel, sdist, Debian package (DEB=no: without), Containerfile, site, SBOM, SHA256SUMS
 	packaging/dist.sh
 
 deb:                ## build the Debian package for the Debian that this runs on into dist/
@@ -158,4 +161,4 @@ bench: install      ## measure; prints ratios made in one run, plots in build/be
 	$(BIN)/python -m benchmarks --page build/bench $(PEERS)
 
 clean:              ## remove what install and the tools made
-	rm -rf $(VENV) $(OPS) .venv-bundle .venv-dist .venv-site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OPS) .venv-bundle $(RELEASE) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds what a release consists of into dist/ (docs/releasing.md): packaging/dist.sh
-#   wheel and sdist, the Debian package for the Debian that this runs on, the Containerfile of the image, the SBOM, SHA256SUMS
-# PYTHON: an environment with hatchling, twine and cyclonedx-bom (make dist makes one).  DIST: where the files go.
+#   wheel and sdist, the pins, the Debian package for the Debian that this runs on, the Containerfile of the image,
+#   the documentation as a site, the SBOM, SHA256SUMS
+# PYTHON: an environment with hatchling, twine, cyclonedx-bom and mkdocs-material (make dist makes one).  DIST: where the files go.
 # DEB=no: without the Debian package, which installs a node's environment (110 MB to download, some minutes).
 # BASE: the image's base, pinned by digest: BASE=debian:13-slim@sha256:…
 set -eu
@@ -38,6 +39,14 @@ fi
 sed -e "s|^ARG VERSION=.*|ARG VERSION=\"$version\"|" -e "s|^ARG REVISION=.*|ARG REVISION=\"$revision\"|" \
     -e "s|^ARG CREATED=.*|ARG CREATED=\"$created\"|" ${BASE:+-e "s|^ARG BASE=.*|ARG BASE=$BASE|"} \
     config/container/Containerfile > "$dist/npu-node-$version.Containerfile"
+
+cp constraints.txt "$dist/npu-node-$version.constraints.txt"
+
+site=$(mktemp -d)
+trap 'rm -rf "$site"' EXIT
+NO_MKDOCS_2_WARNING=1 "$python" -m mkdocs build --quiet --strict --site-dir "$site/npu-node-$version"
+tar --create --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=go=u-w \
+    --directory "$site" "npu-node-$version" | gzip -9n > "$dist/npu-node-$version.site.tar.gz"
 
 # What a node installs, in the pinned versions, without the addresses that the tool presumes the packages come from.
 awk -F== '/^#/ { next } { name = tolower($1); gsub(/[-_.]+/, "-", name) } NR == FNR { node[name]; next } name in node' \

@@ -51,6 +51,9 @@ if [ "$scope" = system ]; then
         useradd --system --user-group --home-dir /var/lib/npu-node --shell /usr/sbin/nologin npu-node
     [ -e "$settings/api_keys" ] || (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' > "$settings/api_keys")
     cp "$root/config/systemd/npu-node.service" /etc/systemd/system/npu-node.service
+    mkdir -p /etc/udev/rules.d
+    cp "$root/config/udev/70-npu-node.rules" /etc/udev/rules.d/
+    ! udevadm control --reload 2> /dev/null || udevadm trigger --subsystem-match=intel_pmt --subsystem-match=powercap
     [ ! -d /run/systemd/system ] || systemctl daemon-reload
 elif [ "$service" = yes ]; then
     units=${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user

@@ -21,6 +21,7 @@ user)
 system)
     [ "$(id -u)" = 0 ] || { echo "uninstall.sh: the system scope needs root: sudo $0 --scope system" >&2; exit 1; }
     home=/opt/npu-node/current bin=/usr/local/bin unit=/etc/systemd/system/npu-node.service
+    rm -f /etc/udev/rules.d/70-npu-node.rules
     left="/etc/npu-node /var/lib/npu-node"
     [ ! -d /run/systemd/system ] || systemctl disable --now npu-node.service 2> /dev/null || true
     ;;
@@ -31,7 +32,7 @@ system)
 esac
 
 rm -f "$unit"
-for command in npu-node npu-client; do
+for command in npu-node npu-client npu-gateway; do
     # Only links that lead to what is removed: another installation keeps its commands.
     [ "$(readlink "$bin/$command" 2> /dev/null)" != "$home/bin/$command" ] || rm -f "$bin/$command"
 done

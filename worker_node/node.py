@@ -142,36 +142,28 @@ class Reloader:
                 raise ConfigurationError(model.reason)
         merged.note_file(given=new.from_file)
         self._node.adopt(merged)
-        await self._apply(before, after, built, report)
-        if "memory_budget" in report.applied:
-            self._node.manager.set_budget(HOST, new.memory_budget or self._memory)
-        log.info("settings reloaded: %s", report)
-        if report.restart:
-            log.warning("these settings have changed and need a restart of the node: %s", ", ".join(report.restart))
-        return report
 
-    async def _apply(
-        self,
-        before: dict[str, ModelSettings],
-        after: dict[str, ModelSettings],
-        built: dict[str, ServedModel],
-        report: ReloadReport,
-    ) -> None:
         manager = self._node.manager
         served = {normalise_name(model.id): model for model in manager.models}
         for name in before.keys() - after.keys():
             manager.names.drop_failed(before[name].name)
             if name in served:
                 manager.replacement.retire(served[name])
-        for name, model in built.items():
+        for name, replacement in built.items():
             manager.names.drop_failed(after[name].name)
-            old = served.get(name)
-            if old is None:
-                manager.add(model)
-            elif (problem := await manager.replacement.replace(old, model)) is not None:
+            if name not in served:
+                manager.add(replacement)
+            elif (problem := await manager.replacement.replace(served[name], replacement)) is not None:
                 report.problems.append(problem)
                 log.error("%s", problem)
         manager.names.arrange([model.name for model in after.values()])
+
+        if "memory_budget" in report.applied:
+            manager.set_budget(HOST, new.memory_budget or self._memory)
+        log.info("settings reloaded: %s", report)
+        if report.restart:
+            log.warning("these settings have changed and need a restart of the node: %s", ", ".join(report.restart))
+        return report
 
 
 def _models_of(settings: NodeSettings) -> dict[str, ModelSettings]:
@@ -216,8 +208,10 @@ async def follow_changes(path: Path | None, reloader: Reloader, hangup: asyncio.
 
 
 def _stamp(path: Path | None) -> tuple[int, int, int] | None:
+    if path is None:
+        return None
     try:
-        status = path.stat() if path is not None else None
+        status = path.stat()
     except OSError:
         return None
-    return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -290,20 +290,16 @@ class ServiceManager:
 
     def __init__(self, address: str | None = None, watchdog_s: float | None = None) -> None:
         self._address = address
-        self._period_s = _STATUS_PERIOD_S if watchdog_s is None else watchdog_s / 2
-        self._watched = watchdog_s is not None
+        self._watchdog_s = watchdog_s
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] | None = None) -> ServiceManager:
         """Read the manager's variables and remove them, so that engines cannot notify in the node's name."""
         variables = os.environ if environment is None else environment
         address = variables.pop("NOTIFY_SOCKET", None)
-        watchdog_us = variables.pop("WATCHDOG_USEC", None)
-        watched_pid = variables.pop("WATCHDOG_PID", None)
-        watched = watchdog_us is not None and watchdog_us.isdecimal() and int(watchdog_us) > 0
-        if not watched or watched_pid not in {None, str(os.getpid())}:
-            return cls(address)
-        return cls(address, int(watchdog_us or 0) / 1e6)
+        watchdog_us = variables.pop("WATCHDOG_USEC", "")
+        ours = variables.pop("WATCHDOG_PID", None) in {None, str(os.getpid())}
+        return cls(address, int(watchdog_us) / 1e6 or None if ours and watchdog_us.isdecimal() else None)
 
     @asynccontextmanager
     async def attended(self, status: Callable[[], str]) -> AsyncIterator[None]:
@@ -315,8 +311,8 @@ class ServiceManager:
 
         async def keep_telling() -> None:
             while self._address is not None:
-                await asyncio.sleep(self._period_s)
-                self._tell(*(["WATCHDOG=1"] if self._watched else []), f"STATUS={status()}")
+                await asyncio.sleep(self._watchdog_s / 2 if self._watchdog_s else _STATUS_PERIOD_S)
+                self._tell(*(["WATCHDOG=1"] if self._watchdog_s else []), f"STATUS={status()}")
 
         self._tell("READY=1", f"STATUS={status()}")
         beat = asyncio.create_task(keep_telling(), name="service manager")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Self
 
@@ -231,10 +231,11 @@ class CloudBackend:
 
     async def _events(self, request: Request, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
         """The events up to `[DONE]`, which is there also where the cloud sends none."""
-        read = CHAT.reader(body)
+        read, parser = CHAT.reader(body), EventParser()
         create = self._client(request).chat.completions.with_streaming_response.create
         async with create(messages=[], model="", extra_body=CHAT.request(body)) as response:
-            async for event in _parsed(response.iter_bytes()):
+            parsed = (read_event(event) async for chunk in response.iter_bytes() for event in parser.feed(chunk))
+            async for event in parsed:
                 if event.data is None:
                     break
                 if failure_in(event) is not None or not isinstance(event.data.get("choices"), list):
@@ -286,13 +287,6 @@ class CloudBackend:
         if request.model in self._spaces:
             return request.model or ""
         return next(iter(self._spaces)) if request.model is None and len(self._spaces) == 1 else ""
-
-
-async def _parsed(chunks: AsyncIterator[bytes]) -> AsyncGenerator[StreamEvent, None]:
-    parser = EventParser()
-    async for chunk in chunks:
-        for event in parser.feed(chunk):
-            yield read_event(event)
 
 
 async def _begun(events: AsyncGenerator[StreamEvent, None]) -> list[StreamEvent]:
@@ -468,10 +462,6 @@ def _fits(request: Request) -> bool:
     return limit is not None and all(len(text.encode()) + _SPECIAL_TOKENS <= limit for text in texts)
 
 
-def _used(usage: Usage) -> Json:
-    return {"usage": {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}}
-
-
 @owning
 async def _encoded(
     events: EventStream, attempts: list[Attempt], count: TokenCount, *, with_usage: bool
@@ -482,7 +472,7 @@ async def _encoded(
         async for item in events:
             if isinstance(item, RawReply):
                 attempts += item.attempts
-                count.read(_used(item.usage))
+                count.read({"usage": asdict(item.usage)})
                 count.complete = True
                 continue
             if item.text:

@@ -113,9 +113,9 @@ class Pool:
             request,
             model,
             available,
-            0 if node.availability.closed else node.availability.begin(),
+            node.availability.begin(),
             now,
-            model_ticket=0 if available.closed else available.begin(),
+            model_ticket=available.begin(),
             loading=found is not None and not found.loaded,
         )
         node.outstanding[lease.model] += 1
@@ -142,11 +142,10 @@ class Pool:
             return
         self._learn_of_model(lease, error)
         node.replied_at = self.clock()
-        if not node.availability.clean:
-            was_open = not node.availability.closed
-            node.availability.succeeded(lease.ticket)
-            if was_open and node.availability.closed:
-                log.info("node %s serves again", node.url)
+        was_open = not node.availability.closed
+        node.availability.succeeded(lease.ticket)
+        if was_open and node.availability.closed:
+            log.info("node %s serves again", node.url)
         if isinstance(error, NodeNotServing | NodeOverloaded | SpaceChanged):
             self._note_pause(lease, error)
 
@@ -194,8 +193,7 @@ class Pool:
         """Only an answer of the engine closes its breaker; a refusal at the node's edge says nothing of it."""
         if error is None:
             self.heard(lease)
-            if not lease.available.clean:
-                lease.available.succeeded(lease.model_ticket)
+            lease.available.succeeded(lease.model_ticket)
         elif isinstance(error, BadReply) and error.contradicts:
             self._eject(lease, error.what)
         elif isinstance(error, NodeError) and error.failure is FailureKind.SERVER:
@@ -286,10 +284,6 @@ def refusal(node: Node, request: Request, now: float) -> NodeRefusal | None:
     if request.model is not None and node.models and model is None:
         # Of a node that is down, too: nobody expects a model of it that its last report does not list.
         return NodeRefusal(node.url, RefusalReason.LACKS_MODEL, f"does not serve {request.model}")
-    return _node_refusal(node, model, request, now)
-
-
-def _node_refusal(node: Node, model: ModelReport | None, request: Request, now: float) -> NodeRefusal | None:
     report = node.report
     if report is None:
         reason = RefusalReason.DOWN if node.probed else RefusalReason.UNKNOWN

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import re
@@ -19,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from backend_client.client import InferenceClient
 from backend_client.errors import NPUError
 from backend_client.gateway.forward import HOP, ID, TEAM, Forwarder, dialect_of, own_headers, refused
-from backend_client.gateway.keys import EXPIRY_S, KeyFile, KeyStore, Registry, Team
+from backend_client.gateway.keys import EXPIRY_S, KeyStore, Registry, Team
 from backend_client.gateway.limits import Limits, Metrics
 from backend_client.gateway.page import OPEN_PATHS, STATE_PATH, add_page
 from backend_client.gateway.settings import GatewaySettings, is_loopback
@@ -46,7 +45,7 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
     metrics = Metrics(client)
     limits = Limits(settings.store, metrics.store_failures.inc)
     spending = Spending(settings.store, keys.file, metrics.store_failures.inc) if keys else None
-    registry = Registry(keys.file, settings.allowed_networks) if keys else None
+    registry = Registry(keys.file, settings.allowed_networks) if keys and settings.allowed_networks else None
     app = web.Application(middlewares=[_answering(settings, keys, metrics)], client_max_size=settings.max_body_bytes)
 
     async def health(_: web.Request) -> web.Response:
@@ -56,16 +55,13 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
         return web.json_response(found, status=200 if state.serving else 503)
 
     async def announced(request: web.Request) -> web.Response:
-        if keys is None or registry is None or not settings.allowed_networks:
+        if registry is None:
             raise Problem(404, "not_found", "no node may announce itself here: set NPU_GATEWAY_ALLOWED_NETWORKS")
         if request.content_length is None or request.content_length > _MOST_ANNOUNCED:
             raise Problem(413, "payload_too_large", f"an announcement may have {_MOST_ANNOUNCED} bytes at most")
+        content = await request.read()
         try:
-            given = json.loads(await request.read())
-        except (ValueError, RecursionError):
-            raise Problem(400, "invalid_request", "an announcement must be JSON") from None
-        try:
-            name = await keys.file.run(registry.announce, _bearer(request), given)
+            name = await registry.file.run(registry.announce, _bearer(request), content)
         except OSError:
             raise Problem(503, "unavailable", "the file of the enrolments cannot be written now", _LOOK_S) from None
         return web.json_response({"name": name})
@@ -88,8 +84,8 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
         tasks = [asyncio.create_task(_look(client))]
         if keys is not None:
             tasks.append(asyncio.create_task(_keep_reading(keys)))
-        if keys is not None and registry is not None and settings.allowed_networks:
-            tasks.append(asyncio.create_task(_register_announced(keys.file, registry, client, metrics)))
+        if registry is not None:
+            tasks.append(asyncio.create_task(_register_announced(registry, client, metrics)))
         yield
         for task in tasks:
             task.cancel()
@@ -116,7 +112,7 @@ async def _keep_reading(keys: KeyStore) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-async def _register_announced(file: KeyFile, registry: Registry, client: InferenceClient, metrics: Metrics) -> None:
+async def _register_announced(registry: Registry, client: InferenceClient, metrics: Metrics) -> None:
     """Let the nodes that announce themselves be the fleet's."""
     clock = asyncio.get_running_loop().time
     members: dict[str, str] = {}
@@ -125,7 +121,7 @@ async def _register_announced(file: KeyFile, registry: Registry, client: Inferen
         # After a failure the nodes have as much time to announce themselves as ever.
         kept = members if clock() - failed_at < EXPIRY_S else ()
         try:
-            members = await file.run(registry.members, kept)
+            members = await registry.file.run(registry.members, kept)
         except OSError as error:
             before, failed_at, why = why, clock(), str(error) or type(error).__name__
             if why != before:
@@ -147,11 +143,10 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
         try:
             try:
                 if HOP in request.headers:
-                    message = (
-                        "this is an npu-gateway, and another one sent the request: a gateway's nodes must be nodes"
-                    )
+                    message = "this is an npu-gateway, and so is the sender: a gateway's nodes must be nodes"
                     raise Problem(508, "loop_detected", message)
-                _check_host(request, settings, guarded=keys is None)
+                if keys is None:
+                    _check_site(request, settings)
                 request[TEAM] = await _team(request, keys)
                 if request.headers.get("Content-Encoding", "").lower() not in _ENCODINGS:
                     raise Problem(415, "unsupported_media_type", "Content-Encoding must be gzip, deflate or identity")
@@ -189,10 +184,8 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
     return answer
 
 
-def _check_host(request: web.Request, settings: GatewaySettings, *, guarded: bool) -> None:
+def _check_site(request: web.Request, settings: GatewaySettings) -> None:
     """Raise Problem for a browser's request from another site, or for a name that was made to point here."""
-    if not guarded:
-        return
     host = re.sub(r":\d+$", "", request.host or "").strip("[]").lower()
     if not is_loopback(host) and host not in {name.lower() for name in settings.allowed_hosts}:
         raise Problem(403, "forbidden", "the Host header does not name this gateway; add the name to allowed_hosts")
@@ -206,10 +199,10 @@ async def _team(request: web.Request, keys: KeyStore | None) -> Team:
     if keys is None or (request.path in _OPEN and request.method in {"GET", "HEAD"}) or request.path == _ANNOUNCE:
         return _ANYBODY
     given = _bearer(request)
-    await keys.refresh()
-    team = keys.find(given)
-    if keys.stale or (team is None and not keys.readable):
-        raise Problem(503, "unavailable", "the file of keys cannot be read now; the gateway's log says why", _LOOK_S)
+    try:
+        team = await keys.team_of(given)
+    except OSError as error:
+        raise Problem(503, "unavailable", str(error), _LOOK_S) from None
     if team is None:
         raise Problem(401, "invalid_api_key", "send a key of this gateway as Authorization: Bearer KEY, or x-api-key")
     return team

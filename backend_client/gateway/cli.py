@@ -25,7 +25,7 @@ from backend_client.settings import ClientSettings
 # Of the 1,024 that a node takes; probes have some of their own.
 _CONNECTIONS_PER_NODE = 1000
 # What the extra `gateway` installs.
-_PACKAGES = ("limits", "prometheus_client", "redis")
+_PACKAGES = ("limits", "opentelemetry", "prometheus_client", "redis")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -142,13 +142,11 @@ class Forwarder:
             if own is not None and not isinstance(error, AuthenticationFailed):
                 return _as_it_came(own)
             if dialect == "ollama" and isinstance(error, ModelNotFound):
-                # Its clients look for these words.
-                raise Problem(404, "model_not_found", f"model '{(asked.model or '')[:200]}' not found") from None
+                raise _ollama_lacks(asked.model or "") from None
             raise _problem_of(error) from None
         source, streamed = found.origin.source, not isinstance(found.content, bytes)
         attempts = len(found.attempts) + streamed
         self._metrics.answers.labels(source).inc()
-        self._metrics.attempts.inc(attempts)
         headers = {
             **found.headers,
             "X-NPU-Gateway-Source": source,
@@ -321,14 +319,18 @@ class Forwarder:
             except RequestRejected as error:
                 raise _problem_of(error) from None
             if not _may_use(request[TEAM], name):
-                raise Problem(404, "model_not_found", f"model '{name[:200]}' not found")
+                raise _ollama_lacks(name)
         deadline = Deadline.after(_LOOK_S)
         for _, reply in await self._client.npu.fleet.ask_all(request.method, request.path, content, deadline):
             return _as_it_came(reply)
         if name is not None and self._client.npu.healthz().nodes_usable:
-            # Its clients look for these words.
-            raise Problem(404, "model_not_found", f"model '{name[:200]}' not found")
+            raise _ollama_lacks(name)
         raise Problem(503, "unavailable", "no node has an answer to this")
+
+
+def _ollama_lacks(model: str) -> Problem:
+    # Ollama's clients look for these words.
+    return Problem(404, "model_not_found", f"model '{model[:200]}' not found")
 
 
 def _may_use(team: Team, model: str | None) -> bool:

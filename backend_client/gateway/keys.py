@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from yarl import URL
 
 from backend_client.errors import ConfigurationError
-from backend_client.http.addresses import sendable_key
+from backend_client.http.addresses import node_url, sendable_key
 from backend_client.http.errors import Problem
 from backend_client.lifetime import DaemonThread
 from backend_client.options import NO_FAILOVER, FailoverOptions
@@ -37,15 +38,12 @@ R = TypeVar("R")
 # How long a request waits for the file, and how long the keys that were read last count while it cannot be read.
 _WAIT_S = 0.1
 STALE_S = 300.0
-_FORM = re.compile(r"(npugw|npunode)_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_VERSION = 3
+_VERSION = 4
 _TABLES = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS keys (
-    prefix TEXT PRIMARY KEY, digest BLOB NOT NULL, team TEXT NOT NULL, models TEXT NOT NULL, cloud INTEGER NOT NULL,
-    requests INTEGER NOT NULL, tokens INTEGER NOT NULL, spend_cap TEXT, admin INTEGER NOT NULL, failover TEXT NOT NULL,
-    made REAL NOT NULL, until REAL
+    prefix TEXT PRIMARY KEY, digest BLOB NOT NULL, team TEXT NOT NULL, made REAL NOT NULL, until REAL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS nodes (
     name TEXT PRIMARY KEY, prefix TEXT UNIQUE NOT NULL, digest BLOB NOT NULL, port INTEGER NOT NULL, made REAL NOT NULL,
@@ -80,6 +78,9 @@ class Team:
     failover: FailoverOptions = NO_FAILOVER
 
 
+_TEAM = TypeAdapter(Team)
+
+
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
     """One key as it is listed: never the key itself. `until`: the Unix time when it ends, None for never."""
@@ -103,7 +104,6 @@ class KeyFile:
         self._path, self._secret_path = path, path.with_name(path.name + ".secret")
         self._patience_s = patience_s
         self._identity: object = None
-        self._openings = 0
         try:
             # A new secret beside an existing file would make its keys invalid.
             for file, content in ((self._secret_path, secrets.token_bytes(32)), (path, b"")):
@@ -147,10 +147,10 @@ class KeyFile:
             base.execute("BEGIN IMMEDIATE")
             yield
 
-    def version(self) -> tuple[int, ...]:
+    def version(self) -> object:
         """Another value after each change of the file."""
         (changes,) = self.rows("PRAGMA data_version")
-        return self._openings, changes[0], self._base.total_changes
+        return self._identity, changes[0], self._base.total_changes
 
     def _current(self) -> sqlite3.Connection:
         """The connection to the file that is at the path now."""
@@ -186,7 +186,6 @@ class KeyFile:
             base.close()
             raise
         self._identity, self.secret = identity, secret
-        self._openings += 1
         return base
 
 
@@ -198,14 +197,12 @@ def new_key(secret: bytes, kind: str) -> tuple[str, str, bytes]:
 
 
 def prefix_of(key: str) -> str:
-    """The public part of a key; "" for what is not one."""
-    match = _FORM.fullmatch(key)
-    return match[2] if match else ""
+    """The public part of a key."""
+    return key.partition("_")[2][:12]
 
 
-def is_key_of(secret: bytes, key: str, digest: bytes | None) -> bool:
-    """Whether this is the key of a digest; takes the same time where there is none (None)."""
-    return hmac.compare_digest(_digest(secret, key), digest or b"\0" * 32) and digest is not None
+def is_key_of(secret: bytes, key: str, digest: bytes) -> bool:
+    return hmac.compare_digest(_digest(secret, key), digest)
 
 
 def _digest(secret: bytes, key: str) -> bytes:
@@ -221,9 +218,8 @@ def checked_name(name: str, what: str) -> str:
 class KeyStore:
     """The keys of teams, in `file` and as they were last read from it.
 
-    A gateway calls `refresh` before each request, so that a revoked key is refused from the next request on. While the
-    file cannot be read, no request waits for it (`readable` is False), and the keys that were read last count, until
-    they are `stale`.
+    A gateway asks `team_of` for each request, so that a revoked key is refused from the next request on. While the file
+    cannot be read, no request waits for it, and the keys that were read last count for `STALE_S`.
 
     Raises ConfigurationError.
     """
@@ -234,16 +230,12 @@ class KeyStore:
         self._version: object = None
         self._read: tuple[bytes, dict[str, tuple[bytes, KeyEntry]]] = (b"", {})
         self.read()
-        self.readable = True
+        self._readable = True
         self._read_at = time.monotonic()
         self._reading: asyncio.Task[None] | None = None
 
     def close(self) -> None:
         self.file.close()
-
-    @property
-    def stale(self) -> bool:
-        return time.monotonic() - self._read_at > STALE_S
 
     def add(self, name: str, models: Collection[str] = (), **rights: Any) -> str:
         """Make a key for a team with these rights, fields of `Team`. It is not kept, and cannot be shown again."""
@@ -257,11 +249,8 @@ class KeyStore:
 
     def _insert(self, team: Team) -> str:
         prefix, key, digest = new_key(self.file.secret, "npugw")
-        cap = None if team.spend_cap is None else str(team.spend_cap)
-        rights = ("\n".join(sorted(team.models)), int(team.cloud), team.requests, team.tokens, cap, int(team.admin))
-        failover = team.failover.model_dump_json(exclude_unset=True)
-        values = (prefix, digest, team.name, *rights, failover, self._clock(), None)
-        self.file.rows("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", *values)
+        rights = _TEAM.dump_json(team, exclude_unset=True).decode()
+        self.file.rows("INSERT INTO keys VALUES (?, ?, ?, ?, NULL)", prefix, digest, rights, self._clock())
         return key
 
     def rotate(self, prefix: str, overlap_s: float = 0.0) -> str:
@@ -269,14 +258,14 @@ class KeyStore:
         with self.file.transaction():
             entry = next((entry for entry in self.list() if entry.prefix == prefix), None)
             if entry is None:
-                raise ConfigurationError(f"there is no key {prefix[:80]!r}; npu-gateway keys list shows their prefixes")
+                raise _no_key(prefix)
             key = self._insert(entry.team)
             self.file.rows("UPDATE keys SET until = ? WHERE prefix = ?", self._clock() + overlap_s, prefix)
         return key
 
     def revoke(self, prefix: str) -> None:
         if not self.file.rows("DELETE FROM keys WHERE prefix = ? RETURNING prefix", prefix):
-            raise ConfigurationError(f"there is no key {prefix[:80]!r}; npu-gateway keys list shows their prefixes")
+            raise _no_key(prefix)
 
     @property
     def entries(self) -> list[KeyEntry]:
@@ -292,14 +281,20 @@ class KeyStore:
         version = self.file.version()
         if version != self._version:
             rows = self.file.rows("SELECT * FROM keys ORDER BY made, prefix")
-            known = {row["prefix"]: (row["digest"], _entry(row)) for row in rows}
+            known = {
+                row["prefix"]: (
+                    row["digest"],
+                    KeyEntry(row["prefix"], _TEAM.validate_json(row["team"]), row["made"], row["until"]),
+                )
+                for row in rows
+            }
             self._read, self._version = (self.file.secret, known), version
 
     async def refresh(self) -> None:
         """As `read`, in the thread of the file, and shared by all who ask at the same time."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read_again())
-        if self.readable:
+        if self._readable:
             done, _ = await asyncio.wait([self._reading], timeout=_WAIT_S)
             if not done:
                 self._unreadable("it is locked, or hangs")
@@ -307,38 +302,36 @@ class KeyStore:
     async def _read_again(self) -> None:
         try:
             await self.file.run(self.read)
-            self.readable, self._read_at = True, time.monotonic()
+            self._readable, self._read_at = True, time.monotonic()
         except OSError as error:
             self._unreadable(str(error) or type(error).__name__)
         finally:
             self._reading = None
 
     def _unreadable(self, why: str) -> None:
-        if self.readable:
+        if self._readable:
             log.warning("the file of keys cannot be read (%s); the keys that were read last count", why)
-        self.readable = False
+        self._readable = False
+
+    async def team_of(self, key: str) -> Team | None:
+        """The team of a key; None for one that is not there, or has ended. Raises OSError where that is not known."""
+        await self.refresh()
+        team = self.find(key)
+        if time.monotonic() - self._read_at > STALE_S or (team is None and not self._readable):
+            raise OSError("the file of keys cannot be read now; the gateway's log says why")
+        return team
 
     def find(self, key: str) -> Team | None:
-        """The team of a key, among those that were read last; None for one that is not there, or has ended."""
+        """As `team_of`, among the keys that were read last."""
         secret, known = self._read
-        digest, entry = known.get(prefix_of(key), (None, None))
-        if not is_key_of(secret, key, digest) or entry is None:
+        digest, entry = known.get(prefix_of(key), (b"", None))
+        if entry is None or not is_key_of(secret, key, digest):
             return None
         return entry.team if entry.until is None or entry.until > self._clock() else None
 
 
-def _entry(row: Any) -> KeyEntry:
-    team = Team(
-        name=row["team"],
-        models=frozenset(row["models"].split("\n")) - {""},
-        cloud=bool(row["cloud"]),
-        requests=row["requests"],
-        tokens=row["tokens"],
-        spend_cap=None if row["spend_cap"] is None else Decimal(row["spend_cap"]),
-        admin=bool(row["admin"]),
-        failover=FailoverOptions.model_validate_json(row["failover"]),
-    )
-    return KeyEntry(row["prefix"], team, row["made"], row["until"])
+def _no_key(prefix: str) -> ConfigurationError:
+    return ConfigurationError(f"there is no key {prefix[:80]!r}; npu-gateway keys list shows their prefixes")
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -346,9 +339,19 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 EXPIRY_S = 20.0
 # The default port of nodes.
 NODE_PORT = 8081
-_MOST_LABELS = 16
-_MOST_LETTERS = 64
-_MOST_KEY = 512
+_Word = Annotated[str, Field(max_length=64)]
+
+
+class Announcement(BaseModel):
+    """What a node sends to `/announce`."""
+
+    model_config = ConfigDict(strict=True, hide_input_in_errors=True)
+
+    url: str = Field(max_length=200)
+    api_key: Annotated[str, Field(max_length=512), AfterValidator(sendable_key)] = ""
+    version: _Word = ""
+    labels: Annotated[dict[_Word, _Word], Field(max_length=16)] = {}
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +374,7 @@ class Registry:
     """
 
     def __init__(self, file: KeyFile, networks: Sequence[Network] = (), clock: Callable[[], float] = time.time) -> None:
-        self._file = file
+        self.file = file
         self._networks = networks
         self._clock = clock
 
@@ -383,8 +386,8 @@ class Registry:
         checked_name(name, "node")
         if not 1 <= port <= 65535:
             raise ConfigurationError(f"the port of a node must be from 1 to 65535, got {port}")
-        prefix, key, digest = new_key(self._file.secret, "npunode")
-        if not self._file.rows(
+        prefix, key, digest = new_key(self.file.secret, "npunode")
+        if not self.file.rows(
             "INSERT INTO nodes (name, prefix, digest, port, made) VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (name) DO NOTHING RETURNING name",
             *(name, prefix, digest, port, self._clock()),
@@ -401,7 +404,7 @@ class Registry:
         self._change("UPDATE nodes SET drained = ? WHERE name = ? RETURNING name", int(drained), name)
 
     def _change(self, statement: str, *values: object) -> None:
-        if not self._file.rows(statement, *values):
+        if not self.file.rows(statement, *values):
             raise ConfigurationError(f"node {values[-1]!r} is not enrolled; npu-gateway nodes list shows the names")
 
     def list(self) -> list[Enrolment]:
@@ -414,7 +417,7 @@ class Registry:
                 self._live(row),
                 bool(row["drained"]),
             )
-            for row in self._file.rows("SELECT * FROM nodes ORDER BY name")
+            for row in self.file.rows("SELECT * FROM nodes ORDER BY name")
         ]
 
     def members(self, kept: Collection[str] = ()) -> dict[str, str]:
@@ -423,41 +426,38 @@ class Registry:
         It fails while nothing can be written: then no node can announce itself, and silence says nothing. Those that
         are `kept` stay for the same reason, unless they are drained or have left.
         """
-        with self._file.transaction():
-            rows = self._file.rows("SELECT * FROM nodes WHERE drained = 0 AND seen > 0 ORDER BY name")
+        with self.file.transaction():
+            rows = self.file.rows("SELECT * FROM nodes WHERE drained = 0 AND seen > 0 ORDER BY name")
         return {row["url"]: row["api_key"] for row in rows if self._live(row) or row["url"] in kept}
 
-    def announce(self, key: str, given: Any) -> str:
-        """Note where a node is, and return its name. Raises Problem."""
-        with self._file.transaction():
-            return self._announce(key, given)
+    def announce(self, key: str, content: bytes) -> str:
+        """Note where a node is by its Announcement, as JSON, and return its name. Raises Problem."""
+        with self.file.transaction():
+            return self._announce(key, content)
 
-    def _announce(self, key: str, given: Any) -> str:
-        row = next(iter(self._file.rows("SELECT * FROM nodes WHERE prefix = ?", prefix_of(key))), None)
-        if not is_key_of(self._file.secret, key, row["digest"] if row else None) or row is None:
+    def _announce(self, key: str, content: bytes) -> str:
+        row = next(iter(self.file.rows("SELECT * FROM nodes WHERE prefix = ?", prefix_of(key))), None)
+        if row is None or not is_key_of(self.file.secret, key, row["digest"]):
             raise Problem(
                 401, "invalid_api_key", "send the node's enrolment key: npu-gateway nodes enrol NAME makes it"
             )
-        if not isinstance(given, dict):
-            raise Problem(400, "invalid_request", "an announcement must be a JSON object")
-        url = self._address(given.get("url"), row["port"])
         try:
-            api_key = sendable_key(_text(given, "api_key", _MOST_KEY))
-        except ValueError as error:
-            raise Problem(400, "invalid_request", str(error)) from None
-        version, labels, draining = _text(given, "version", _MOST_LETTERS), _labels(given), given.get("draining", False)
-        if not isinstance(draining, bool):
-            raise Problem(400, "invalid_request", "draining must be true or false")
+            node = Announcement.model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+            where = first["loc"][0] if first["loc"] else "an announcement"
+            raise Problem(400, "invalid_request", f"{where}: {first['msg']}") from None
+        url = self._address(node.url, row["port"])
         if row["url"] != url and self._live(row):
             raise Problem(409, "conflict", f"{row['name']} is at {row['url']}, and has been announced there lately")
-        for other in self._file.rows("SELECT * FROM nodes WHERE url = ? AND name != ?", url, row["name"]):
+        for other in self.file.rows("SELECT * FROM nodes WHERE url = ? AND name != ?", url, row["name"]):
             if self._live(other):
                 raise Problem(409, "conflict", f"{url} is the address of another node")
         # A node that drains gives its address up at once.
-        seen = 0.0 if draining else self._clock()
-        self._file.rows(
+        seen = 0.0 if node.draining else self._clock()
+        self.file.rows(
             "UPDATE nodes SET url = ?, api_key = ?, version = ?, labels = ?, seen = ? WHERE name = ?",
-            *(url, api_key, version, json.dumps(labels), seen, row["name"]),
+            *(url, node.api_key, node.version, json.dumps(node.labels), seen, row["name"]),
         )
         return str(row["name"])
 
@@ -465,22 +465,23 @@ class Registry:
         # In both directions: a node must expire even if the clock was set back.
         return abs(self._clock() - float(row["seen"])) < EXPIRY_S
 
-    def _address(self, url: Any, allowed_port: int) -> str:
+    def _address(self, given: str, allowed_port: int) -> str:
         """The URL in its one form, at an address and not a name: what a name means may change after it was checked."""
-        problem = (
-            "url must be http://ADDRESS:PORT or https://ADDRESS:PORT with an IP address, such as http://10.0.0.21:8081"
-        )
         try:
-            read = URL(url) if isinstance(url, str) and len(url) < 200 else URL()
-            host, port = ipaddress.ip_address(read.host or ""), read.explicit_port
+            made = node_url(given)
+            url = URL(made)
+            host, port = ipaddress.ip_address(url.host or ""), url.port
+            plain = not url.path.strip("/") and "%" not in made
         except ValueError:
-            raise Problem(400, "invalid_request", problem) from None
-        plain = read == read.origin() if read.scheme in {"http", "https"} else False
-        if not plain or port is None or "%" in (read.host or ""):
-            raise Problem(400, "invalid_request", problem)
-        # The same node, whether its IPv4 address is written as one of IPv6 or not.
-        host = getattr(host, "ipv4_mapped", None) or host
-        if not any(host.version == network.version and host in network for network in self._networks):
+            plain = False
+        if not plain:
+            raise Problem(
+                400,
+                "invalid_request",
+                "url must be http://ADDRESS:PORT or https://ADDRESS:PORT with an IP address, such as "
+                "http://10.0.0.21:8081",
+            )
+        if not any(host in network for network in self._networks):
             raise Problem(403, "forbidden", f"{host} is not in allowed_networks of this gateway")
         if port != allowed_port:
             raise Problem(
@@ -488,23 +489,4 @@ class Registry:
                 "forbidden",
                 f"this key is for port {allowed_port}, got {port}; npu-gateway nodes enrol --port {port}",
             )
-        shown = f"[{host}]" if host.version == 6 else str(host)
-        return f"{read.scheme}://{shown}:{port}"
-
-
-def _text(given: dict[str, Any], name: str, most: int) -> str:
-    value = given.get(name) or ""
-    if not isinstance(value, str) or len(value) > most:
-        raise Problem(400, "invalid_request", f"{name} must be a string of at most {most} characters")
-    return value
-
-
-def _labels(given: dict[str, Any]) -> dict[str, str]:
-    labels = given.get("labels") or {}
-    if (
-        not isinstance(labels, dict)
-        or len(labels) > _MOST_LABELS
-        or not all(isinstance(text, str) and len(text) <= _MOST_LETTERS for item in labels.items() for text in item)
-    ):
-        raise Problem(400, "invalid_request", f"labels must be at most {_MOST_LABELS} strings by name")
-    return labels
+        return made

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import Counter
 
 from backend_client.cli.dashboard import Fleet, fetch_state, page_headers, read_pages
@@ -34,8 +35,7 @@ def add_page(app: web.Application, client: InferenceClient, keys: KeyStore | Non
     for path, html in read_pages().items():
         # The pages of nodes and of npu-client are the same ones; here they are told whose they are.
         text = html.replace("<html ", '<html data-server="gateway" ', 1)
-        response = partial(web.Response, text=text, content_type="text/html", headers=page_headers(text))
-        app.router.add_get(path, _page(response))
+        app.router.add_get(path, _page(text))
 
     async def state(request: web.Request) -> web.Response:
         viewer = request[TEAM]
@@ -49,12 +49,13 @@ def add_page(app: web.Application, client: InferenceClient, keys: KeyStore | Non
         return web.json_response({**await shared.get(), "gateway": gateway}, headers=_HEADERS)
 
     app.router.add_get(STATE_PATH, state)
-    app.on_shutdown.append(shared.close)
 
 
-def _page(response: Callable[[], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _page(text: str) -> Handler:
+    headers = page_headers(text)
+
     async def page(_: web.Request) -> web.Response:
-        return response()
+        return web.Response(text=text, content_type="text/html", headers=headers)
 
     return page
 
@@ -67,23 +68,18 @@ class SharedState:
     ) -> None:
         self._look = look
         self._clock = clock
-        self._latest: asyncio.Future[dict[str, Any]] | None = None
-        self._began = 0.0
+        self._latest: dict[str, Any] = {}
+        self._began = -math.inf
+        self._looking = asyncio.Lock()
 
     async def get(self) -> dict[str, Any]:
-        """The state, not older than a period. A caller that leaves takes it from nobody else."""
-        latest = self._latest
-        if latest is None or (latest.done() and (latest.cancelled() or self._clock() - self._began >= _PERIOD_S)):
-            self._began = self._clock()
-            latest = self._latest = asyncio.ensure_future(self._look())
-        return await asyncio.shield(latest)
-
-    async def close(self, _: object = None) -> None:
-        """Ask no more; for `app.on_shutdown`."""
-        if self._latest is not None:
-            self._latest.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._latest
+        """The state: of the last period, or of a look that ends meanwhile."""
+        before = self._latest
+        async with self._looking:
+            began = self._clock()
+            if self._latest is before and began - self._began >= _PERIOD_S:
+                self._latest, self._began = await self._look(), began
+            return self._latest
 
 
 def usage_by_team(requests: Counter, tokens: Counter) -> dict[str, dict[str, int]]:
@@ -120,17 +116,10 @@ def teams_shown(
     keys: dict[str, list[dict[str, Any]]] = {name: [] for name in usage}
     for entry in entries:
         team = entry.team
-        row = {
-            "prefix": entry.prefix,
-            "models": sorted(team.models),
-            "cloud": team.cloud,
-            "admin": team.admin,
-            "requests": team.requests,
-            "tokens": team.tokens,
-            "spend_cap": None if team.spend_cap is None else f"{team.spend_cap:f}",
-            "until": entry.until,
-            "ended": entry.until is not None and entry.until <= now,
-        }
+        names = "cloud", "admin", "requests", "tokens"
+        row = {"prefix": entry.prefix, "models": sorted(team.models), **{name: getattr(team, name) for name in names}}
+        row["spend_cap"] = None if team.spend_cap is None else f"{team.spend_cap:f}"
+        row |= {"until": entry.until, "ended": entry.until is not None and entry.until <= now}
         keys.setdefault(team.name, []).append(row)
     return [
         {"team": name, "used": usage.get(name), "keys": rows}

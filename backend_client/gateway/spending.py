@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 
 from backend_client.errors import CloudUnavailable, SpendCapReached
 from backend_client.gateway.keys import KeyFile, Team
+from backend_client.gateway.limits import StoreGuard
 from backend_client.http.messages import SpendLimit
 
 log = logging.getLogger("npu_gateway")
@@ -29,7 +30,7 @@ R = TypeVar("R")
 _UNIT = Decimal("1e-9")
 # A store that hangs must not hold requests up.
 _PATIENCE_S = 1.0
-# While the store fails, it is asked once in this time.
+# Between two attempts to settle while the store fails.
 _PAUSE_S = 1.0
 _CONNECTIONS = 8
 _MOST_SETTLED = 500
@@ -186,10 +187,9 @@ class Spending:
         patience_s: float = _PATIENCE_S,
     ) -> None:
         self._store = _InFile(file) if store == "memory://" else _InRedis(store, patience_s)
-        self._failed = failed
+        self._guard = StoreGuard("the spend caps", failed)
         self._clock = clock
         self._patience_s = patience_s
-        self._fails_until = 0.0
         self._unsettled: dict[str, tuple[str, int]] = {}
         self._settling: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -202,7 +202,11 @@ class Spending:
         month = datetime.fromtimestamp(self._clock(), UTC)
         account, reservation, amount = _account(month, team), secrets.token_hex(16), _units(most)
         limit = int((cap / _UNIT).to_integral_value(ROUND_FLOOR))
-        added, spent = await self._reserved(account, reservation, amount, limit)
+        try:
+            with self._guard.asking():
+                added, spent = await self._reserved(account, reservation, amount, limit)
+        except OSError as error:
+            raise CloudUnavailable(f"the cloud was not asked: {error}") from None
         if not added:
             left = max(0, limit - spent) * _UNIT
             begins = f"{month.year + month.month // 12}-{month.month % 12 + 1:02d}-01"
@@ -213,30 +217,15 @@ class Spending:
         return lambda cost: self._settle(account, reservation, min(amount, _units(cost)))
 
     async def _reserved(self, account: str, reservation: str, amount: int, limit: int) -> tuple[bool, int]:
+        if amount > limit:
+            # It may be more than a store can hold.
+            return False, await self._ask(self._store.total(account))
         try:
-            now = time.monotonic()
-            if now < self._fails_until:
-                raise OSError("it failed a moment ago")
-            if self._fails_until:
-                # This call tries it, and no other waits for it.
-                self._fails_until = now + _PAUSE_S
-            if amount > limit:
-                # It may be more than a store can hold.
-                return False, await self._ask(self._store.total(account))
-            try:
-                found = await self._ask(self._store.reserve(account, reservation, amount, limit))
-            except BaseException:
-                # Whether it was added is not known.
-                self._settle(account, reservation, 0)
-                raise
-            self._fails_until = 0.0
-            return found
-        except (OSError, RedisError) as error:
-            self._failed()
-            self._fails_until = max(self._fails_until, time.monotonic() + _PAUSE_S)
-            raise CloudUnavailable(
-                f"the cloud was not asked: the store of the spend caps fails ({type(error).__name__})"
-            ) from None
+            return await self._ask(self._store.reserve(account, reservation, amount, limit))
+        except BaseException:
+            # Whether it was added is not known.
+            self._settle(account, reservation, 0)
+            raise
 
     async def _ask(self, work: Coroutine[Any, Any, R]) -> R:
         """What the store answers in time. It is asked to the end, also when the caller leaves: a client of Redis that

@@ -6,6 +6,7 @@ import asyncio
 import io
 import ssl
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +30,12 @@ REQUEST_ID = "X-Request-ID"
 async def fetch_health(transport: HttpTransport, node: str) -> HealthReport:
     """GET /health; 503 is an answer too, of a node that does not serve now. Raises NodeError."""
     reply = await transport.request(node, "GET", "/health", None, {REQUEST_ID: new_request_id()}, probe=True)
-    gateway = False
-    try:
+    with suppress(NotAnAnswer, ValidationError):
         data = read_json(reply.body)
-        gateway = isinstance(data, dict) and data.get("server") == GATEWAY
-        if not gateway:
-            return HealthReport.model_validate(data)
-    except (NotAnAnswer, ValidationError):
-        pass
-    if gateway:
-        what = "is an npu-gateway and not a node: give its nodes, or use it as the base_url of OpenAI's SDK"
-        raise BadReply(what, node=node)
+        if isinstance(data, dict) and data.get("server") == GATEWAY:
+            what = "is an npu-gateway and not a node: give its nodes, or use it as the base_url of OpenAI's SDK"
+            raise BadReply(what, node=node)
+        return HealthReport.model_validate(data)
     what = f"/health answered HTTP {reply.status}, but not as a node does; check the address and the port"
     if node.rstrip("/").endswith(("/v1", "/api")):
         what = (

@@ -40,7 +40,8 @@ def _now(built: Dashboard) -> None:
     )
     text = "Answers that the cloud gave, of all answers."
     built.with_panel(number("From the cloud", text, "percentunit", (cloud, "share"), thresholds=at_most(0.05, 0.1)))
-    tries = f"sum(rate(npu_gateway_attempts_total{_R})) / sum(rate(npu_gateway_answers_total{_R}))"
+    attempts = f'sum(rate(npu_client_attempts_total{{job="npu-gateway"}}{_R}))'
+    tries = f"{attempts} / sum(rate(npu_gateway_answers_total{_R}))"
     text = "1 when nothing is retried."
     built.with_panel(number("Attempts", text, "short", (tries, "for each answer"), thresholds=at_most(1.1, 2)))
     refused = "sum(increase(npu_gateway_refused_keys_total[10m]))"

@@ -25,7 +25,7 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 package=$stage/package
 mkdir -p "$package/DEBIAN" "$package$home" "$package/usr/bin" "$package/etc/npu-node" \
-    "$package/lib/systemd/system" "$package/usr/share/doc/npu-node" "$package/usr/share/lintian/overrides"
+    "$package/lib/systemd/system" "$package/lib/udev/rules.d" "$package/usr/share/doc/npu-node" "$package/usr/share/lintian/overrides"
 
 # The environment is made where it is not going to be; what holds its path is corrected after.
 "$python" -m venv "$package$home"
@@ -34,7 +34,7 @@ mkdir -p "$package/DEBIAN" "$package$home" "$package/usr/bin" "$package/etc/npu-
     --constraint "$root/constraints.txt" "${root}[node,convert]"
 find "$package$home" -name __pycache__ -prune -exec rm -rf {} +
 # Wheels bring their makers' tests and headers; the node needs neither.
-rm -rf "$package$home/include"
+rm -rf "$package$home/include" "$package$home/share/doc"
 find "$package$home"/lib/python3.*/site-packages/numpy -depth -type d \( -name tests -o -name test \) -exec rm -rf {} +
 grep -rlI "$package" "$package$home/bin" "$package$home/pyvenv.cfg" | xargs -r sed -i "s#$package##g"
 find "$package$home"/lib -name '*.py' -perm /111 -exec chmod a-x {} +
@@ -48,6 +48,7 @@ sed -e "s#/opt/npu-node/current/bin/npu-node#$home/bin/npu-node#" -e '/^#/d' \
     "$root/config/systemd/npu-node.service" > "$package/lib/systemd/system/npu-node.service"
 sed 's#^\# model_store = .*#\# model_store: /var/lib/npu-node/models (set by the unit)#' \
     "$root/config/node.toml" > "$package/etc/npu-node/node.toml"
+install -m 644 "$root/config/udev/70-npu-node.rules" "$package/lib/udev/rules.d"
 echo /etc/npu-node/node.toml > "$package/DEBIAN/conffiles"
 for script in postinst prerm postrm; do install -m 755 "$root/packaging/deb/$script" "$package/DEBIAN/$script"; done
 install -m 644 "$root/packaging/deb/lintian-overrides" "$package/usr/share/lintian/overrides/npu-node"

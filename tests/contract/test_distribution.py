@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -14,6 +15,13 @@ from tests.contract.environments import base_closure, linked_environment
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+# A package, an image, a file of a release; a tag of git; the chart and the changelog.
+_NAMED = re.compile(
+    r"(?:npu[-_]node(?:==|[-_:])|(?:sign|origin) v|^appVersion: .|^## )(\d+\.\d+\.\d+)"
+    r"|^version: (\d+\.\d+\.\d+)(?=\nappVersion)",
+    re.MULTILINE,
+)
 # Files that are no Python: the ones that a build forgets.
 _DATA = (
     "backend_client/cli/dashboard.html",
@@ -22,6 +30,20 @@ _DATA = (
     "worker_node/models/catalog.toml",
     "worker_node/py.typed",
 )
+
+
+def test_every_file_that_names_the_version_names_that_of_the_project():
+    paths = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    paths += [path for name in ("ansible", "config", "docs", "packaging") for path in (ROOT / name).rglob("*.*")]
+    named = {
+        str(path.relative_to(ROOT)): {"".join(groups) for groups in _NAMED.findall(path.read_text(encoding="utf-8"))}
+        for path in paths
+        if path.suffix in {".md", ".sh", ".yaml", ".yml"}
+    }
+    assert {name: versions for name, versions in named.items() if versions - {VERSION}} == {}
+    role = "ansible/roles/npu_node/meta/argument_specs.yml"
+    for name in ("CHANGELOG.md", "config/helm/npu-node/Chart.yaml", "docs/install.md", "docs/kubernetes.md", role):
+        assert named[name], name
 
 
 def run(*command, **options):
@@ -50,7 +72,8 @@ def test_the_wheel_holds_every_source_file_and_nothing_of_the_tests(wheel):
     assert {name.partition("/")[0] for name in names} <= {
         *packages,
         "npu_commands.py",
-        wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info",
+        f"npu_node-{VERSION}.data",
+        f"npu_node-{VERSION}.dist-info",
     }
 
 
@@ -72,9 +95,16 @@ def installed(wheel, tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", ["npu-node", "npu-client", "npu-gateway"])
-def test_the_installed_commands_say_their_version(installed, wheel, command):
+def test_the_installed_commands_say_their_version(installed, command):
     done = run(installed / command, "--version", cwd=installed)
-    assert (done.returncode, done.stdout) == (0, f"{command} {wheel.name.split('-')[1]}\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{command} {VERSION}\n"), done.stderr
+
+
+def test_the_pages_that_messages_name_are_installed_and_found(installed):
+    code = "from worker_node.cli.output import documentation; print(documentation())"
+    done = run(installed / "python", "-I", "-c", code, cwd=installed)
+    assert done.stdout.strip() == str(installed.parent / "share/doc/npu-node"), done.stderr
+    assert (installed.parent / "share/doc/npu-node/install.md").exists()
 
 
 # What a service that installs only the base imports.

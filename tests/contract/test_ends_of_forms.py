@@ -76,22 +76,17 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
-async def test_stop_strings_do_not_cut_a_form(http, node, name):
-    ask, fields, fits = FORMS[name]
-    reply, text, finish = await ask(http, node, **fields, stop=STOPS)
-    assert fits(text), text
-    assert finish == ("tool_calls" if fields is FORCED else "stop")
-    assert reply.headers["X-NPU-Node-Ignored"] == "stop"
+CASES = [(name, {"stop": STOPS}) for name in FORMS]
+CASES += [(name, {"ignore_eos": True}) for name in FORMS if name != "a response"]
 
 
-@pytest.mark.parametrize("name", [name for name in FORMS if name != "a response"])
-async def test_an_answer_ends_where_its_form_ends_whatever_ignore_eos_says(http, node, name):
+@pytest.mark.parametrize(("name", "ending"), CASES)
+async def test_an_answer_ends_where_its_form_ends_whatever_else_would_end_it(http, node, name, ending):
     ask, fields, fits = FORMS[name]
-    reply, text, finish = await ask(http, node, **fields, ignore_eos=True)
+    reply, text, finish = await ask(http, node, **fields, **ending)
     assert fits(text), text
     assert finish == ("tool_calls" if fields is FORCED else "stop")
-    assert reply.headers["X-NPU-Node-Ignored"] == "ignore_eos"
+    assert reply.headers["X-NPU-Node-Ignored"] == next(iter(ending))
 
 
 async def test_options_ignore_eos_of_ollamas_dialect_goes_on_and_is_not_listed_as_ignored(http, node):

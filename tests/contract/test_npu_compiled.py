@@ -5,10 +5,11 @@ import struct
 import msgspec
 import pytest
 
+from tests.wine import npu_compiler
 from tests.wine.npu_binary import Decoder, Part, parts_of
 from tests.wine.npu_compiler import KNOWN, PAGE, PREDICTIONS, ROWS, Result, differences, packaged, read_known, table
 
-GOOD = Result(cpu_s=4, mb=40.0, parts=1, ms=(20.0, 10.0), tokens_per_s=(50.0, 100.0))
+GOOD = Result(cpu_s=4, mb=40.0, ms=(20.0, 10.0), tokens_per_s=(50.0, 100.0))
 
 
 @pytest.mark.parametrize(
@@ -48,13 +49,60 @@ def test_the_page_and_the_package_have_the_committed_results():
     assert packaged(known) == PREDICTIONS.read_bytes()
 
 
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """The rows and platforms that a command compiles, each with the result GOOD; it writes copies of the files."""
+    for path in (KNOWN, PAGE, PREDICTIONS):
+        copy = tmp_path / path.name
+        copy.write_bytes(path.read_bytes())
+        (name,) = [name for name, value in vars(npu_compiler).items() if value is path]
+        monkeypatch.setattr(npu_compiler, name, copy)
+    cases = []
+
+    def compile_row(_, row, platforms):
+        cases.extend((row.name, platform) for platform in platforms)
+        return dict.fromkeys(platforms, GOOD)
+
+    monkeypatch.setattr(npu_compiler, "compile_row", compile_row)
+    monkeypatch.setattr(npu_compiler, "windows", lambda: None)
+    return cases
+
+
+def test_one_row_for_one_npu_is_compiled_and_all_others_stay_as_they_are(compiled):
+    before, name = read_known(), "embeddings, 32 tokens"
+    npu_compiler.main(["--row", name, "--platform", "4000"])
+    assert compiled == [(name, "4000")]
+    known = read_known()
+    assert known == before | {name: before[name] | {"4000": GOOD}}
+    assert list(known) == list(before)
+    assert table(known) in npu_compiler.PAGE.read_text()
+    assert packaged(known) == npu_compiler.PREDICTIONS.read_bytes() != PREDICTIONS.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cases"),
+    [
+        (["--row", "speech, NPU_USE_NPUW", "--platform", "4000"], [("speech, NPU_USE_NPUW", "4000")]),
+        (["--row", "rerank", "--platform", "4000"], [("rerank, 128 tokens", "4000"), ("rerank, 512 tokens", "4000")]),
+        ([], [(row.name, platform) for row in ROWS for platform in row.platforms]),
+    ],
+)
+def test_a_whole_name_means_one_row_a_part_of_it_several_and_nothing_all(compiled, arguments, cases):
+    npu_compiler.main(arguments)
+    assert compiled == cases
+
+
+@pytest.mark.parametrize("arguments", [["--row", "poems"], ["--row", "rerank, 128 tokens", "--platform", "3720"]])
+def test_a_name_that_selects_nothing_is_refused(compiled, capsys, arguments):
+    with pytest.raises(SystemExit):
+        npu_compiler.main(arguments)
+    assert "no row has such a name and platform" in capsys.readouterr().err
+    assert not compiled
+
+
 def parts(**milliseconds):
     """Parts by graph and function, each twice as long at the lowest frequency."""
-    return [
-        Part(f"Model0_{name.replace('__', '_')}__0", 2 * each, each, 0, 0)
-        for name, times in milliseconds.items()
-        for each in times
-    ]
+    return [Part(f"Model0_{name}__0", 2 * each, each, 0) for name, times in milliseconds.items() for each in times]
 
 
 def test_a_token_takes_each_layer_once_and_the_matrix_that_chooses_it():
@@ -73,7 +121,7 @@ def test_each_chunk_of_a_prompt_has_the_attention_of_what_came_before():
 
 
 def test_an_encoder_is_no_decoder():
-    assert Decoder.of([Part("torch_jit", 2.0, 1.0, 0, 0)], layers=6) is None
+    assert Decoder.of([Part("torch_jit", 2.0, 1.0, 0)], layers=6) is None
 
 
 def test_parts_without_a_name_follow_the_graph_that_npuw_names():
@@ -109,8 +157,7 @@ def elf(ticks):
     return start.ljust(58, b"\0") + struct.pack("<HHH", 64, len(contents), len(contents) - 1) + body + table
 
 
-def test_a_part_has_its_memory_on_the_device_and_what_follows_it():
+def test_a_part_has_its_memory_on_the_device():
     (part,) = parts_of(b"weights" + elf(38_400) + bytes(100))
     assert (part.fast_ms, part.slow_ms, part.device_bytes) == (1.0, 1.0, 1024)
-    assert part.size == len(elf(38_400)) + 100
     assert parts_of(b"\x7fELF" + bytes(80)) == []

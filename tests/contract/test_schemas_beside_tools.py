@@ -1,4 +1,4 @@
-"""Tools whose schemas refer to themselves, beside a schema for the answer: on real weights, in each dialect."""
+"""Tools whose schemas refer to themselves, beside a schema for the answer: on real weights."""
 
 import json
 
@@ -50,55 +50,15 @@ async def chat(http, node, fields):
     return calls, text, chunks[-1]["finish_reason"]
 
 
-async def responses(http, node, fields):
-    tools = [{"type": "function", "name": name, "parameters": TOOLS[name]} for name in TOOLS]
-    wanted = {"format": {"type": "json_schema", "name": "answer", "schema": ANSWER}}
-    fields = {name: value for name, value in fields.items() if name != "seed"}
-    body = {"model": MODEL, "input": QUESTION, "max_output_tokens": 90, "tools": tools, "text": wanted} | fields
-    async with http.post(node.url + "/v1/responses", json=body) as reply:
-        assert reply.status == 200
-        if fields["stream"]:
-            events = [json.loads(line[6:]) async for line in reply.content if line.startswith(b"data: {")]
-            whole = events[-1]["response"]
-        else:
-            whole = await reply.json()
-    calls = [(item["name"], item["arguments"]) for item in whole["output"] if item["type"] == "function_call"]
-    text = "".join(item["content"][0]["text"] for item in whole["output"] if item["type"] == "message")
-    return calls, text, "length" if whole["status"] == "incomplete" else "stop"
-
-
-async def ollama(http, node, fields):
-    tools = [{"type": "function", "function": {"name": name, "parameters": TOOLS[name]}} for name in TOOLS]
-    body = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "tools": tools, "format": ANSWER}
-    options = {"num_predict": 90, "temperature": fields["temperature"], "seed": fields["seed"]}
-    async with http.post(node.url + "/api/chat", json=body | {"stream": fields["stream"], "options": options}) as reply:
-        assert reply.status == 200
-        frames = [json.loads(line) async for line in reply.content]
-    turns = [frame["message"] for frame in frames]
-    calls = [call["function"] for turn in turns for call in turn.get("tool_calls", [])]
-    text = "".join(turn["content"] for turn in turns)
-    return [(c["name"], json.dumps(c["arguments"])) for c in calls], text, frames[-1]["done_reason"]
-
-
 CHOICES = ["auto", "required", {"type": "function", "name": "list"}, "none"]
 
 
-# Each as a stream or whole, in turn; --long both.
-CASES = [(ollama, "auto"), *((dialect, choice) for choice in CHOICES for dialect in (chat, responses))]
-
-
-@pytest.mark.parametrize(
-    ("dialect", "choice", "stream"),
-    [
-        pytest.param(*case, stream, marks=[] if (number + stream) % 2 else pytest.mark.long)
-        for number, case in enumerate(CASES)
-        for stream in (False, True)
-    ],
-)
-async def test_the_reply_is_a_call_or_an_answer_that_matches(http, whole_node, dialect, choice, stream):
+# Each as a stream or whole, in turn.
+@pytest.mark.parametrize(("choice", "stream"), [(choice, number % 2 > 0) for number, choice in enumerate(CHOICES)])
+async def test_the_reply_is_a_call_or_an_answer_that_matches(http, whole_node, choice, stream):
     for seed in range(1, 9):
         wanted = {"tool_choice": choice, "stream": stream, "temperature": 0.9, "seed": seed}
-        calls, text, end = await dialect(http, whole_node, wanted)
+        calls, text, end = await chat(http, whole_node, wanted)
         if end == "length":
             continue  # the model may go on with itself; each try is drawn anew
         if choice != "auto":

@@ -327,6 +327,22 @@ def test_a_release_whose_only_placement_fails_goes_back_with_the_passports_of_th
     assert "failed" in step.fetched["machine/m.NPU-emulated.html"], "what was found stays"
 
 
+@pytest.mark.usefixtures("steps")
+def test_the_group_of_the_node_and_nobody_else_may_read_energy_counters(hardware):
+    rules = "/etc/udev/rules.d/70-npu-node.rules"
+    hardware.run("udevadm", "verify", rules)
+    # No machine of the tests has such a counter: the commands of the rules run on files.
+    script = """
+    set -eu
+    mkdir -p /srv/counter && cd /srv/counter
+    install --mode=400 /dev/null telem && install --mode=400 /dev/null energy_uj
+    grep -o "sh -c '[^']*'" "$1" | sed "s|%S%p|$PWD|g" | sh -eu
+    stat --format="%n %a %G" *
+    """
+    found = hardware.run("sh", "-c", script, "sh", rules).stdout
+    assert found.splitlines() == ["energy_uj 440 render", "telem 440 render"]
+
+
 def test_the_private_key_stays_beside_the_passports_for_the_node_alone(steps, hardware):
     found = hardware.run("grep", "-rl", "THE PRIVATE KEY", "/opt/npu-node", "/etc", "/var/lib/npu-node").stdout
     assert found.split() == [PRIVATE_KEY]

@@ -114,7 +114,6 @@ def scripted_model(name, engines, clock, *, pinned=False, estimate=None, idle_un
             Admission(name, AdmissionLimits(8)),
             1000,
             1000,
-            on_demand=not pinned or index > 0,
             eager=pinned and index == 0,
             estimate=engine.size if estimate is None else estimate,
             pinned=pinned and index == 0,

@@ -1,5 +1,6 @@
-"""The link to a child process, with other local processes at its port, and how a child ends."""
+"""The link to a child process, with other local processes at its port, how a child ends, and what ends a node."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -116,6 +117,14 @@ def test_what_a_process_starts_ends_when_it_is_killed(tmp_path):
         grandchild = psutil.Process(int(started.read_text()))
         parent.kill()
         assert psutil.wait_procs([grandchild], timeout=30)[1] == []
+
+
+async def test_ctrl_break_stops_a_node_as_ctrl_c_does():
+    stopped = asyncio.Event()
+    with windows.stop_signals(asyncio.get_running_loop(), stopped.set):
+        signal.raise_signal(signal.SIGBREAK)
+        async with asyncio.timeout(30):
+            await stopped.wait()
 
 
 def test_a_lower_priority_is_windows_own_class_for_it():

@@ -21,8 +21,6 @@ _DEFAULT_TICK_MHZ = 19.2
 # The table has five frequencies with five bandwidths each, and the compiler does not model the bandwidths.
 _TABLE = struct.Struct("<25Q")
 _DEVICE_MEMORY = ("buffer.DDR", "data.BuffersIO")
-
-
 # The name of the network follows that of the NPU. Binaries for 3720 have none: NPUW's own name of the graph stands
 # before its parts, of which the second serves the layers between the first and the last.
 _NAME_AT = 288
@@ -30,68 +28,55 @@ _GRAPH = re.compile(rb"(Model\d+_(?:kv\d+|prefill|lm_head))[^\w]")
 
 
 class Part(NamedTuple):
-    """One compiled part: milliseconds a run at the lowest and the highest frequency, and bytes.
-
-    `size` is what follows it up to the next part: its code, and the weights of all layers that it serves.
-    """
+    """One compiled part: milliseconds a run at the lowest and the highest frequency, and bytes."""
 
     name: str
     slow_ms: float
     fast_ms: float
     device_bytes: int
-    size: int
 
 
 def parts_of(data: bytes) -> list[Part]:
     """The parts in the order of the binary."""
-    found: list[tuple[int, str, float, float, int]] = []
+    found: list[Part] = []
     end = 0
-    for at, sections in _files(data):
-        compatibility = sections.get("compatibility_string", b"").decode(errors="replace")
+    for magic in re.finditer(_MAGIC, data):
+        at = magic.start()
+        try:
+            sections = list(_sections(data, at))
+        except (struct.error, ValueError, UnicodeDecodeError):
+            continue  # four bytes of weights that look like the beginning of a file
+        contents = {name: data[at + offset : at + offset + size] for name, offset, size in sections}
+        if "perf.metrics" not in contents:
+            continue
+        compatibility = contents.get("compatibility_string", b"").decode(errors="replace")
         platform = compatibility.partition("npu=")[2].partition(";")[0]
         ticks = 1e3 * _TICK_MHZ.get(platform, _DEFAULT_TICK_MHZ)
-        table = _TABLE.unpack_from(sections["perf.metrics"], 16)
-        memory = sum(len(content) for name, content in sections.items() if name.startswith(_DEVICE_MEMORY))
-        name = sections.get("MetadataSection", b"")[_NAME_AT:].partition(b"\0")[0].decode(errors="replace")
+        table = _TABLE.unpack_from(contents["perf.metrics"], 16)
+        name = contents.get("MetadataSection", b"")[_NAME_AT:].partition(b"\0")[0].decode(errors="replace")
         if not name:
             graphs = _GRAPH.findall(data, end, at)
-            earlier = found[-1][1] if found else ""
+            earlier = found[-1].name if found else ""
             name = f"{graphs[-1].decode()}_FCEW000__0" if graphs else earlier.replace("FCEW000", "REP0001")
             if name == earlier:
                 name = earlier.replace("REP0001", "FCEW001")
         end = at
-        found.append((at, name, table[0] / ticks, table[20] / ticks, memory))
-    ends = [*(at for at, *_ in found[1:]), len(data)][: len(found)]
-    return [Part(*each[1:], until - each[0]) for each, until in zip(found, ends, strict=True)]
+        memory = sum(size for section, _, size in sections if section.startswith(_DEVICE_MEMORY))
+        found.append(Part(name, table[0] / ticks, table[20] / ticks, memory))
+    return found
 
 
-def _files(data: bytes) -> Iterator[tuple[int, dict[str, bytes]]]:
-    at = data.find(_MAGIC)
-    while at >= 0:
-        try:
-            sections = dict(_sections(data, at))
-        except (struct.error, ValueError, UnicodeDecodeError):
-            sections = {}  # four bytes of weights that look like the beginning of a file
-        if "perf.metrics" in sections:
-            yield at, sections
-        at = data.find(_MAGIC, at + 1)
-
-
-def _sections(data: bytes, base: int) -> Iterator[tuple[str, bytes]]:
+def _sections(data: bytes, base: int) -> Iterator[tuple[str, int, int]]:
+    """Name, offset in the file, and size of each section; memory that a run needs has a size and no content."""
     (table,) = struct.unpack_from("<Q", data, base + 0x28)
     size, count, names = struct.unpack_from("<HHH", data, base + 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", data, base + table + number * size) for number in range(count)]
     if names >= count:
         raise ValueError("no section has the names")
     texts = base + headers[names][4]
-    for index, (name, _, _, _, offset, length, *_) in enumerate(headers):
+    for name, _, _, _, offset, length, *_ in headers:
         start = texts + name
-        text = data[start : data.index(b"\0", start)].decode().lstrip(".")
-        # Memory that a run needs has a length and no content; several sections of it have one name.
-        if text.startswith(_DEVICE_MEMORY):
-            yield f"{text} {index}", bytes(length)
-        else:
-            yield text, data[base + offset : base + offset + length]
+        yield data[start : data.index(b"\0", start)].decode().lstrip("."), offset, length
 
 
 # NPUW names a part by its graph and its function: "REP" for one that is called for many layers, "FCEW" for one that is

@@ -69,108 +69,84 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     cpu_s: float = 0.0
     mb: float = 0.0
     device_mib: float = 0.0
-    parts: int = 0
     ms: Times = (0.0, 0.0)
     tokens_per_s: Times | None = None
 
 
 EMBEDDER, GENERATOR, SPEECH = "all-minilm-l6-v2", "smollm2-135m-instruct", "whisper-tiny.en"
 RERANKER, VISION = "reranker", "colours"
+LUNAR = ("4000",)
+
+
+def embeddings(length: int, said: str = "", **more: Any) -> Row:
+    options = {"npu_buckets": [length], **more.pop("options", {})}
+    return Row(f"embeddings, {length} tokens{said}", EMBEDDER, options, **more)
+
+
+def chat(
+    window: int, form: str = "", small: bool = False, limit_s: int = 600, on: Sequence[str] = LUNAR, **options: Any
+) -> Row:
+    """Prompts of a window, with the node's default for what is not in `options`."""
+    said = [
+        form,
+        *(f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()),
+    ]
+    return Row(
+        ", ".join([f"chat, prompts of {window}", *filter(None, said)]),
+        f"{GENERATOR}-{form}" if form else GENERATOR,
+        {"max_prompt_len": window, **options},
+        small=small,
+        limit_s=limit_s,
+        platforms=tuple(on),
+    )
+
+
+def speech(said: str, **options: Any) -> Row:
+    """All parts: a node sets no NPUW, but then nothing is compiled after the encoder, since no device is here."""
+    return Row(f"speech, NPU_USE_NPUW{said}", SPEECH, options, {"NPU_USE_NPUW": "YES"}, platforms=LUNAR)
+
+
 ROWS = (
-    Row("embeddings, 16 tokens", EMBEDDER, {"npu_buckets": [16]}),
-    Row("embeddings, 24 tokens", EMBEDDER, {"npu_buckets": [24]}, platforms=("4000",)),
-    Row("embeddings, 32 tokens", EMBEDDER, {"npu_buckets": [32]}, small=True),
-    Row("embeddings, 64 tokens", EMBEDDER, {"npu_buckets": [64]}, platforms=("4000",)),
-    Row("embeddings, 128 tokens", EMBEDDER, {"npu_buckets": [128]}, platforms=("4000",)),
-    Row("embeddings, 256 tokens", EMBEDDER, {"npu_buckets": [256]}, small=True),
-    Row("embeddings, 256 tokens, one run at a time", EMBEDDER, {"npu_buckets": [256], "infer_requests": 1}),
-    Row(
-        "embeddings, 256 tokens, npu-node compile", EMBEDDER, {"npu_buckets": [256]}, exported=True, platforms=("4000",)
-    ),
-    Row("rerank, 128 tokens", RERANKER, {"npu_buckets": [128]}, platforms=("4000",)),
+    embeddings(16),
+    embeddings(24, platforms=LUNAR),
+    embeddings(32, small=True),
+    embeddings(64, platforms=LUNAR),
+    embeddings(128, platforms=LUNAR),
+    embeddings(256, small=True),
+    embeddings(256, ", one run at a time", options={"infer_requests": 1}),
+    embeddings(256, ", npu-node compile", exported=True, platforms=LUNAR),
+    Row("rerank, 128 tokens", RERANKER, {"npu_buckets": [128]}, platforms=LUNAR),
     Row("rerank, 512 tokens", RERANKER, {"npu_buckets": [512]}, small=True),
-    Row("chat, prompts of 1024", GENERATOR, {"max_prompt_len": 1024}, small=True),
-    Row(
-        "chat, prompts of 1024, enable_prefix_caching true",
-        GENERATOR,
-        {"max_prompt_len": 1024, "enable_prefix_caching": True},
-        platforms=("3720",),
-    ),
-    Row(
-        "chat, prompts of 1024, enable_prefix_caching false",
-        GENERATOR,
-        {"max_prompt_len": 1024, "enable_prefix_caching": False},
-        platforms=("4000",),
-    ),
-    Row(
-        "chat, prompts of 1024, prefill_chunk_size 128",
-        GENERATOR,
-        {"max_prompt_len": 1024, "prefill_chunk_size": 128, "enable_prefix_caching": True},
-        platforms=("3720",),
-    ),
-    Row("chat, prompts of 1024, int4_sym", f"{GENERATOR}-int4_sym", {"max_prompt_len": 1024}, platforms=("4000",)),
-    Row("chat, prompts of 1024, int8_sym", f"{GENERATOR}-int8_sym", {"max_prompt_len": 1024}, platforms=("4000",)),
-    Row(
-        "chat, prompts of 1024, generate_hint FAST_COMPILE",
-        GENERATOR,
-        {"max_prompt_len": 1024, "generate_hint": "FAST_COMPILE"},
-        platforms=("4000",),
-    ),
-    Row(
-        "chat, prompts of 1024, generate_hint BEST_PERF",
-        GENERATOR,
-        {"max_prompt_len": 1024, "generate_hint": "BEST_PERF"},
-        platforms=("4000",),
-    ),
-    Row(
-        "chat, prompts of 2048",
-        GENERATOR,
-        {"max_prompt_len": 2048},
-        platforms=(
-            "3720",
-            "4000",
-        ),
-    ),
+    chat(1024, small=True, on=PLATFORMS),
+    chat(1024, enable_prefix_caching=True, on=["3720"]),
+    chat(1024, enable_prefix_caching=False),
+    chat(1024, enable_prefix_caching=True, prefill_chunk_size=128, on=["3720"]),
+    chat(1024, "int4_sym"),
+    chat(1024, "int8_sym"),
+    chat(1024, generate_hint="FAST_COMPILE"),
+    chat(1024, generate_hint="BEST_PERF"),
+    chat(2048, on=["3720", "4000"]),
     # Prompts above 2,048 tokens have pyramid attention where nothing is set.
-    Row("chat, prompts of 4096", GENERATOR, {"max_prompt_len": 4096}, platforms=("4000", "5010")),
-    Row(
-        "chat, prompts of 4096, prefill_attention_hint STATIC",
-        GENERATOR,
-        {"max_prompt_len": 4096, "prefill_attention_hint": "STATIC"},
-        limit_s=100,
-        platforms=("4000",),
-    ),
-    Row("chat, prompts of 8192", GENERATOR, {"max_prompt_len": 8192}, limit_s=100, platforms=("5010",)),
+    chat(4096, on=["4000", "5010"]),
+    chat(4096, limit_s=100, prefill_attention_hint="STATIC"),
+    chat(8192, limit_s=900, on=["5010"]),
     Row("speech, encoder", SPEECH),
-    Row("speech, NPU_USE_NPUW", SPEECH, properties={"NPU_USE_NPUW": "YES"}, platforms=("4000",)),
-    Row(
-        "speech, NPU_USE_NPUW, word_timestamps",
-        SPEECH,
-        {"word_timestamps": True},
-        properties={"NPU_USE_NPUW": "YES"},
-        platforms=("4000",),
-    ),
-    Row(
-        "vision",
-        VISION,
-        {"max_prompt_len": 1024},
-        platforms=(
-            "3720",
-            "4000",
-        ),
-    ),
+    speech(""),
+    speech(", word_timestamps", word_timestamps=True),
+    Row("vision", VISION, {"max_prompt_len": 1024}, platforms=("3720", "4000")),
 )
 
 
 def compile_row(installation: Windows, row: Row, platforms: Sequence[str]) -> dict[str, Result]:
     """Compile a row under Wine as the node's engine does, for one platform after another in one process."""
     store = store_with(row.model)
+    pulled = (store / row.model / MANIFEST_FILE).is_file()
     installation.drive.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=installation.drive) as room:
         job = {
             "model": row.model,
             "store": windows_path(store),
-            "options": row.options | _path_of(store / row.model),
+            "options": row.options | ({} if pulled else {"path": windows_path(store / row.model)}),
             "properties": row.properties,
             "platforms": platforms,
             "out": f"C:\\{Path(room).name}",
@@ -216,15 +192,9 @@ def _result(row: Row, line: Mapping[str, Any], out: Path, store: Path) -> Result
         cpu_s=line["cpu_s"],
         mb=round(sum(map(len, binaries)) / 1e6, 1),
         device_mib=round(sum(part.device_bytes for part in parts) / 2**20, 1),
-        parts=len(parts),
         ms=_rounded(ms),
         tokens_per_s=tokens_per_s,
     )
-
-
-def _path_of(directory: Path) -> dict[str, str]:
-    """The option that names a model which was not pulled."""
-    return {} if (directory / MANIFEST_FILE).is_file() else {"path": windows_path(directory)}
 
 
 def _predicted(parts: list[Part], engine: Mapping[str, Any], directory: Path) -> tuple[Times, Times | None]:
@@ -303,12 +273,17 @@ def read_known() -> dict[str, dict[str, Result]]:
 
 
 def write_known(results: Mapping[str, Mapping[str, Result]]) -> None:
+    """Write the results of the rows that there are, the page and what certify compares with."""
     ordered = {
         row.name: {name: results[row.name][name] for name in row.platforms if name in results[row.name]}
         for row in ROWS
         if row.name in results
     }
     KNOWN.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
+    text, start, rest = PAGE.read_text().partition("<!-- table -->\n")
+    _, end, after = rest.partition("<!-- end of table -->\n")
+    PAGE.write_text(text + start + table(ordered) + end + after)
+    PREDICTIONS.write_bytes(packaged(ordered))
 
 
 def table(results: Mapping[str, Mapping[str, Result]]) -> str:
@@ -347,7 +322,17 @@ def packaged(results: Mapping[str, Mapping[str, Result]]) -> bytes:
     return b"[\n" + b",\n".join(map(msgspec.json.encode, found)) + b"\n]\n"
 
 
-def main() -> None:
+def chosen(names: Sequence[str] | None, platforms: Sequence[str] | None) -> list[tuple[Row, str]]:
+    """The rows with one of these names, else with such a part in their names, for these platforms; None: all."""
+    exact = {row.name for row in ROWS}
+
+    def wanted(row: Row) -> bool:
+        return not names or any(name == row.name or (name not in exact and name in row.name) for name in names)
+
+    return [(row, each) for row in ROWS if wanted(row) for each in row.platforms if each in (platforms or PLATFORMS)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--row",
@@ -355,23 +340,17 @@ def main() -> None:
         help="only the row of this name, or those with this in their names; the others stay as they are",
     )
     parser.add_argument("--platform", action="append", choices=tuple(PLATFORMS), help="only this one; may be repeated")
-    args = parser.parse_args()
-    results = read_known() if KNOWN.is_file() else {}
+    args = parser.parse_args(arguments)
+    if not (cases := chosen(args.row, args.platform)):
+        parser.error("no row has such a name and platform")
     installation = windows()
-    names = {row.name for row in ROWS}
-    for row in ROWS:
-        platforms = [each for each in row.platforms if not args.platform or each in args.platform]
-        wanted = not args.row or any(part == row.name or (part not in names and part in row.name) for part in args.row)
-        if not platforms or not wanted:
-            continue
-        for platform, found in compile_row(installation, row, platforms).items():
-            results.setdefault(row.name, {})[platform] = found
-            print(row.name, platform, found, file=sys.stderr, flush=True)
-        write_known(results)
-    text, start, rest = PAGE.read_text().partition("<!-- table -->\n")
-    _, end, after = rest.partition("<!-- end of table -->\n")
-    PAGE.write_text(text + start + table(read_known()) + end + after)
-    PREDICTIONS.write_bytes(packaged(read_known()))
+    for row, platform in cases:
+        found = compile_row(installation, row, [platform])
+        print(row.name, platform, found[platform], file=sys.stderr, flush=True)
+        # Read again: other rows may have been written meanwhile.
+        known = read_known()
+        known[row.name] = known.get(row.name, {}) | found
+        write_known(known)
 
 
 if __name__ == "__main__":

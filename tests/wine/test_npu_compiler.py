@@ -7,9 +7,13 @@ from tests.wine.windows import windows, windows_path
 from worker_node.devices.blobs import read_record
 
 CASES = [
-    *((row, [name for name in row.platforms if name in SMALL]) for row in ROWS if row.small),
-    *(pytest.param(row, row.platforms, marks=pytest.mark.long) for row in ROWS if not row.small),
-    *(pytest.param(row, ("5020",), marks=pytest.mark.long) for row in ROWS if row.small),
+    *((row, SMALL) for row in ROWS if row.small),
+    *(
+        pytest.param(row, (name,), marks=pytest.mark.long)
+        for row in ROWS
+        for name in row.platforms
+        if not (row.small and name in SMALL)
+    ),
 ]
 
 

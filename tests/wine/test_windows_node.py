@@ -10,9 +10,8 @@ import re
 import shutil
 import signal
 import time
-import urllib.error
-import urllib.request
 
+import httpx
 import numpy as np
 import psutil
 import pytest
@@ -51,15 +50,13 @@ class WindowsNode:
         self.process = installation.start("-m", "worker_node", "serve", "--config", config, "--port", str(self.port))
 
     def call(self, path, body=None, timeout=120):
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})  # noqa: S310
-        with urllib.request.urlopen(request, timeout=timeout) as reply:  # noqa: S310
-            return json.load(reply)
+        reply = httpx.request("POST" if body else "GET", self.url + path, json=body, timeout=timeout)
+        return reply.raise_for_status().json()
 
     def wait_ready(self, within=READY_S):
         until = time.monotonic() + within
         while time.monotonic() < until:
-            with contextlib.suppress(OSError, urllib.error.HTTPError):
+            with contextlib.suppress(httpx.HTTPError):
                 if self.call("/health/ready", timeout=10)["status"] == "ready":
                     return
             assert self.process.poll() is None, self.process.stdout.read()[-3000:]

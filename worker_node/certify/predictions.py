@@ -7,7 +7,6 @@ compiler knows neither the host nor the driver, so admission, routing and verdic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
@@ -31,19 +30,12 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     tokens_per_s: Range | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """A prediction beside a measurement of the same: `words` end the detail of a check, `values` are its figures."""
-
-    words: str = ""
-    values: Range | None = None
-
-    @classmethod
-    def of(cls, predicted: Range | None, unit: str) -> Expectation:
-        if predicted is None:
-            return cls()
-        least, most = sorted(predicted)
-        return cls(f"; Intel's compiler predicts {least:g} to {most:g} {unit}", predicted)
+def in_words(predicted: Range | None, unit: str) -> str:
+    """The end of a check's detail, beside a measurement of the same."""
+    if predicted is None:
+        return ""
+    least, most = sorted(predicted)
+    return f"; Intel's compiler predicts {least:g} to {most:g} {unit}"
 
 
 @cache

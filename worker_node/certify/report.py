@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from html import escape
 
 from worker_node.models.passports import Passport
@@ -15,21 +14,12 @@ table { border-collapse: collapse; width: 100%; }
 td, th { text-align: left; padding: .35rem .6rem; vertical-align: top; border-bottom: 1px solid var(--line); }
 .passed, .certified { color: #1a7f37; } .skipped { color: #777; }
 .failed, .limited { color: #c62828; font-weight: 600; }
-svg { max-width: 100%; height: auto; } text { font: 11px system-ui, sans-serif; fill: currentColor; }
 td { overflow-wrap: anywhere; }
 """
 _EMULATED = "Emulated on a CPU: this says nothing about real hardware."
-# What is plotted by the tokens of the prompt, by the name of a check's value.
-_PLOTS = {
-    "first_token_s": "Seconds to the first token, by tokens of the prompt",
-    "margins": "How much likelier the CPU finds another token where answers part, by tokens of the prompt",
-}
-# Of a plot, in pixels: the space of the axes is kept free at the left and below.
-_WIDTH, _HEIGHT, _LEFT, _BELOW, _MARGIN = 660, 220, 48, 28, 20
 
 
 def summary(passport: Passport) -> str:
-    """What an issue can take, in Markdown."""
     facts = "; ".join(f"{name} {value}" for name, value in _facts(passport).items())
     lines = [f"### {_heading(passport)}", "", facts, ""]
     if passport.emulated:
@@ -40,7 +30,6 @@ def summary(passport: Passport) -> str:
 
 
 def page(passport: Passport) -> str:
-    """The report as HTML."""
     heading = escape(_heading(passport))
     facts = {**_facts(passport), "node": passport.node, "model hash": passport.model_hash}
     checks = [
@@ -56,7 +45,6 @@ def page(passport: Passport) -> str:
         "</table><h2>Checks</h2><table><tr><th>check</th><th>result</th><th>found</th><th>facts</th></tr>",
         *checks,
         "</table><p>Facts are the numbers of docs/npu-facts.md.</p>",
-        *_plots(passport),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -103,42 +91,3 @@ def _power(passport: Passport) -> dict[str, str]:
 
 def _row(*cells: str, style: str = "") -> str:
     return f'<tr class="{style}">' + "".join(f"<td>{escape(text)}</td>" for text in cells) + "</tr>"
-
-
-def _plots(passport: Passport) -> Iterator[str]:
-    for check in passport.checks:
-        lengths = check.values.get("lengths")
-        for name, title in _PLOTS.items():
-            values = check.values.get(name)
-            if isinstance(lengths, list) and isinstance(values, list) and len(lengths) == len(values) > 0:
-                bound = check.values.get("bound") if name == "margins" else None
-                yield f"<h2>{title}</h2>{_plot(lengths, values, bound)}"
-
-
-def _plot(across: Sequence[float], up: Sequence[float], bound: float | None) -> str:
-    """Points with a line between them, and a line at the bound."""
-    most_x, most_y = max(across) or 1, max([*up, bound or 0]) or 1
-    right, bottom = _WIDTH - _MARGIN, _HEIGHT - _BELOW
-
-    def x(value: float) -> float:
-        return round(_LEFT + (right - _LEFT) * value / most_x, 1)
-
-    def y(value: float) -> float:
-        return round(bottom - (bottom - _MARGIN) * value / most_y, 1)
-
-    points = list(zip(across, up, strict=True))
-    line = " ".join(f"{x(a)},{y(u)}" for a, u in points)
-    parts = [f'<path d="M{_LEFT},{_MARGIN}V{bottom}H{right}" stroke="currentColor" fill="none" opacity=".4"/>']
-    parts.append(f'<polyline points="{line}" stroke="currentColor" fill="none"/>')
-    parts += [
-        f'<circle cx="{x(a)}" cy="{y(u)}" r="3.5" fill="currentColor"><title>{a:g}: {u:g}</title></circle>'
-        for a, u in points
-    ]
-    if bound is not None:
-        parts.append(f'<path d="M{_LEFT},{y(bound)}H{right}" stroke="#c62828"/>')
-        parts.append(f'<text x="{right}" y="{y(bound) - 4}" text-anchor="end">bound {bound:g}</text>')
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        level, length = most_y * share, most_x * share
-        parts.append(f'<text x="{_LEFT - 6}" y="{y(level) + 4}" text-anchor="end">{level:.3g}</text>')
-        parts.append(f'<text x="{x(length)}" y="{_HEIGHT - 8}" text-anchor="middle">{length:.0f}</text>')
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img">{"".join(parts)}</svg>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker_node.models.progress import Progress
@@ -17,6 +18,16 @@ TOY_MODEL, USEFUL_MODEL = "smollm2-135m-instruct", "phi-3.5-mini-npu"
 """The embedded chat model, and one of 3.8 billion parameters for the NPU or the CPU of a laptop with 16 GB."""
 TOY_NOTE = f"{TOY_MODEL} is a toy of 135 million parameters; a useful model: npu-node pull {USEFUL_MODEL}"
 _BAR_WIDTH = 16
+
+
+def documentation() -> Path | None:
+    """Where the pages are that messages name, in a checkout and in an installation."""
+    places = (
+        Path(__file__).parents[2] / "docs",
+        Path(sys.prefix, "share/doc/npu-node"),
+        Path("/usr/share/doc/npu-node"),
+    )
+    return next((place for place in places if (place / "npu-machine.md").exists()), None)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

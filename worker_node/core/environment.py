@@ -45,10 +45,7 @@ def tool_environment(own: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def cache_home() -> Path:
-    """Where this user's programs keep what they can make again: `$XDG_CACHE_HOME`, else `~/.cache`.
-
-    Raises ConfigurationError for a user without a home.
-    """
+    """`$XDG_CACHE_HOME`, else `~/.cache`. Raises ConfigurationError for a user without a home."""
     if cache := os.environ.get("XDG_CACHE_HOME"):
         return Path(cache)
     try:

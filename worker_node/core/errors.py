@@ -6,7 +6,7 @@ what to do next; it never holds a prompt or a key."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 # No package index has this project: anyone may register its name there.
 INSTALL_EXTRA = "pip install '.[{}]' in the project's checkout"
@@ -27,6 +27,11 @@ class NodeError(Exception):
         self.model: str | None = None
         self.device: str | None = None
 
+    @classmethod
+    def at(cls, param: str, problem: str) -> Self:
+        """The error of a part of the request, whose message begins with its name."""
+        return cls(f"{param}: {problem}", param=param)
+
 
 class BadRequest(NodeError):
     """The request is wrong; it would be refused again."""
@@ -37,10 +42,7 @@ class BadRequest(NodeError):
 
 
 class ContextLengthExceeded(BadRequest):
-    """The prompt, or prompt and output together, fit no placement of the model.
-
-    `tokens` is the prompt's length, of which `limit` would be taken, where both are known.
-    """
+    """The prompt of `tokens`, or prompt and output together, fit no placement, which takes at most `limit`."""
 
     code = "context_length_exceeded"
 
@@ -166,10 +168,7 @@ class EngineUnavailable(Retryable):
 
 
 class EngineDied(EngineUnavailable):
-    """The engine process ended while it held the request.
-
-    The request can be run again, unless parts of the answer were sent.
-    """
+    """The engine process ended while it held the request, which can be run again."""
 
 
 class ModelLoading(Retryable):
@@ -194,8 +193,6 @@ class InsufficientStorage(NodeError):
 
 
 class Draining(Retryable):
-    """This node has been asked to stop and takes no new work."""
-
     code = "draining"
 
 
@@ -250,6 +247,12 @@ class DownloadFailed(ModelError):
     """
 
     status = 424
+
+
+class HubUnreachable(DownloadFailed):
+    """No hub or package index answers: the network's fault, not the node's."""
+
+    code = "hub_unreachable"
 
 
 class HashMismatch(ModelError):

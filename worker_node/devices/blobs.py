@@ -97,10 +97,7 @@ def read_record(directory: Path) -> BlobRecord:
 def check_blobs(
     directory: Path, record: BlobRecord, here: Mapping[str, Any], names: Iterable[str], *, runs: bool | None = None
 ) -> None:
-    """Raise BlobRejected unless the blobs `names` of a directory were compiled for what is `here` and are unchanged.
-
-    `runs` is whether the device says that it runs them; None: it does not say.
-    """
+    """Raise BlobRejected unless blobs are unchanged and compiled for `here`; `runs` is what the device says."""
     made = record.origin
     if runs is False:
         needs = ", ".join(sorted(set(record.requirements.values())))
@@ -156,11 +153,9 @@ class ModelBlobs:
 
     @property
     def weights(self) -> Path:
-        """The file of the model's weights, which blobs without weights need."""
         return self.directory / "openvino_model.bin"
 
     def written(self, core: ov.Core, target: Path, requirements: Mapping[str, str] | None = None) -> None:
-        """Describe the blobs that were written to `target`. Raises OSError."""
         proven = self.platform is None
         write_record(target, self.model_id, self._origin(core), self.names, requirements, proven=proven)
 
@@ -225,7 +220,6 @@ def requirements_of(compiled: ov.CompiledModel) -> str | None:
 
 
 def unusable(source: Path, error: Exception) -> BlobRejected:
-    """What the failed import of checked blobs is reported as."""
     return BlobRejected(f"the blobs in {source} cannot be loaded ({brief(error)}); compile again")
 
 
@@ -261,10 +255,7 @@ def describe_npu(core: ov.Core, *, emulated: bool) -> tuple[str, str | None]:
 
 
 def require_npu(core: ov.Core, plugin_config: Mapping[str, Any], *, emulated: bool) -> None:
-    """Raise RuntimeError, with the devices that there are, when OpenVINO sees no NPU and none is emulated.
-
-    With `NPU_PLATFORM` set, the model is compiled for another machine's NPU, and only a compiler is needed here.
-    """
+    """Raise RuntimeError without an NPU; for `NPU_PLATFORM`, another machine's, without a compiler."""
     if "NPU_PLATFORM" in plugin_config and read_property(core, "NPU_COMPILER_VERSION") is None:
         raise RuntimeError(
             "OpenVINO has no NPU compiler on this machine: its wheel for Windows has one, and on Linux the NPU's "
@@ -296,7 +287,6 @@ def brief(error: Exception) -> str:
 
 
 def read_property(core: ov.Core, name: str) -> str | None:
-    """A property of the NPU as text; None where it cannot be read."""
     try:
         return str(core.get_property(NPU, name))
     except RuntimeError:

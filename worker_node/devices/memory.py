@@ -27,7 +27,7 @@ class MachineMemory:
 
 
 def machine_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> MachineMemory:
-    """Return the memory of the machine, or of the control group with the least left."""
+    """The memory of the machine, or of the control group with the least left."""
     memory = psutil.virtual_memory()
     total, available = memory.total, memory.available
     for group in _groups(proc, cgroups):
@@ -59,10 +59,7 @@ def available_memory() -> int:
 
 
 def oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """How many processes the kernel has killed for want of memory; None if it reports none of its counts.
-
-    The sum of the machine's count and those of our control groups, so only its growth is meaningful.
-    """
+    """Processes killed for want of memory, by the counts of machine and control groups: only growth counts."""
     files = [f"{proc}/vmstat", *(f"{group}/memory.events" for group in _groups(proc, cgroups))]
     counts = [count for path in files if (count := _statistic(path, b"oom_kill")) is not None]
     return sum(counts) if counts else None
@@ -89,7 +86,7 @@ class ProcessUse:
 
 
 def process_use(pid: int) -> ProcessUse | None:
-    """What a process uses now; None if it has ended or belongs to another user."""
+    """None for a process that has ended or belongs to another user."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():

@@ -6,14 +6,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from worker_node.core.operating_system import WINDOWS, lock, shared_file, unlock
 from worker_node.core.types import NOT_MEASURED, Busy, Device, Energy
-from worker_node.devices.energy import UNMEASURED, EnergyCounter, EnergyMeter, Unmeasured, energy_counter
+from worker_node.devices.energy import EnergyCounter, EnergyMeter, energy_counter
 
 ACCEL_CLASS = Path("/sys/class/accel")
 ACCEL_DEVICES = Path("/dev/accel")
@@ -30,34 +30,21 @@ MOST_PROMPT_TOKENS = 16_384
 # The driver marks the device idle a moment after the result is there, and both clocks are read one after the other.
 TOLERANCE_US = 1_000
 
-_NAME = re.compile(r"accel([0-9]+)")
-
 
 def find_npu(accelerators: Path = ACCEL_CLASS) -> Path:
-    """The sysfs directory of the first accelerator that the NPU's driver runs; numbers follow the order of loading.
+    """The sysfs directory of the accelerator that the NPU's driver runs; its number follows the order of loading.
 
     Without one, the path that the only accelerator of a machine has; it does not exist, or holds no counters.
     """
-    try:
-        entries = list(accelerators.iterdir())
-    except OSError:
-        entries = []
-    numbered = [(int(match[1]), path) for path in entries if (match := _NAME.fullmatch(path.name))]
-    for _, path in sorted(numbered):
-        try:
-            driver = (path / "device" / "driver").readlink().name
-        except OSError:
-            continue  # a device that no driver has taken
-        if driver == NPU_DRIVER:
-            return path / "device"
+    for path in sorted(accelerators.glob("accel[0-9]*")):
+        with suppress(OSError):  # a device that no driver has taken
+            if (path / "device" / "driver").readlink().name == NPU_DRIVER:
+                return path / "device"
     return accelerators / "accel0" / "device"
 
 
 def npu_users(proc: Path = Path("/proc"), device: Path | None = None) -> list[int]:
-    """The ids of all processes that have the device (default: the NPU) open, as far as this user may see them.
-
-    Windows does not tell.
-    """
+    """Ids of processes with the device (default: the NPU) open, as far as this user sees; none on Windows."""
     if not proc.is_dir():
         return []
     device = device or ACCEL_DEVICES / find_npu().parent.name
@@ -113,10 +100,7 @@ def with_remedy(error: str) -> str:
 
 
 def version_in(version: str, wanted: str) -> bool:
-    """Whether a version, as 1.16.0.20250328, is in a range, as <1.16 or >=1.13, or is the one that is named, as 1.16.
-
-    Only as many parts are compared as `wanted` has.
-    """
+    """Whether a version, as 1.16.0.2025, is in a range, as <1.16 or 1.16: compared as far as `wanted` goes."""
     sign, bound = re.fullmatch(r"(<=|>=|<|>|)(\d.*)", wanted).groups()  # type: ignore[union-attr]  # a test reads all
     limit = [int(part) for part in re.findall(r"\d+", bound)]
     found = [int(part) for part in re.findall(r"\d+", version)][: len(limit)]
@@ -165,25 +149,18 @@ _READ_EVERY_S = 1.0
 
 @dataclass(slots=True)
 class NpuSource:
-    """Where the counters of the node's NPU are.
-
-    `busy_counter` is the file with the busy time; `stand_in` says that engines advance it themselves.
-    """
+    """The counters of the node's NPU; engines advance a `stand_in` for the busy counter themselves."""
 
     emulated: bool
     busy_counter: Path
     stand_in: bool
-    energy: EnergyCounter | Unmeasured = UNMEASURED
+    energy: EnergyCounter | str = "not measured"
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
     _others: tuple[Reading, Reading, Reading] | None = field(default=None, init=False, repr=False, compare=False)
     _read_at: float = field(default=0.0, init=False, repr=False, compare=False)
 
     def read(self) -> NpuCounters:
-        """All counters: the busy time now, the others at most a second old.
-
-        An emulated device has neither memory nor a frequency of its own; a suspended one has the frequency 0, and is
-        not broken.
-        """
+        """The busy time now, the others at most a second old; a suspended device has the frequency 0."""
         if self.stand_in:
             nothing = Reading(None, "the NPU is emulated")
             return NpuCounters(self.busy_time(), nothing, nothing, nothing, self._energy())
@@ -199,8 +176,8 @@ class NpuSource:
         return NpuCounters(self.busy_time(), *self._others, self._energy())
 
     def _energy(self) -> Reading:
-        if isinstance(self.energy, Unmeasured):
-            return Reading(None, self.energy.reason)
+        if isinstance(self.energy, str):
+            return Reading(None, self.energy)
         count = self.energy.read()
         if count is None:
             return Reading(None, f"{self.energy.path} cannot be read")
@@ -209,10 +186,6 @@ class NpuSource:
     def busy_time(self) -> Reading:
         """The busy time alone, now: a proof needs it before and after a run."""
         return read_counter(self.busy_counter)
-
-    def busy_time_us(self) -> int | None:
-        """The busy time alone, now; None where it cannot be read."""
-        return self.busy_time().value
 
 
 # An emulated NPU is OpenVINO's NPU path executed on the CPU. The busy counter that it lacks has a stand-in: a
@@ -234,23 +207,18 @@ _NUMBER = b"%020d\n"
 
 @contextmanager
 def stand_in_counter() -> Iterator[Path]:
-    """The stand-in while the block runs: what engines and readers open."""
     with shared_file() as path:
         path.write_bytes(_NUMBER % 0)
         yield path
 
 
 class StandInWriter:
-    """An engine's hold on the stand-in (see `npu.BusyMeter`): it adds the time that inference ran.
-
-    Raises OSError if the stand-in cannot be opened.
-    """
+    """An engine's hold on the stand-in: it adds the time that inference ran."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
 
     def read(self) -> int:
-        """Microseconds added by all engines of the node."""
         os.lseek(self._fd, 0, os.SEEK_SET)
         return int(os.read(self._fd, _WIDTH))
 
@@ -281,10 +249,7 @@ def npu_source(directory: Path | None, *, emulated: bool, energy_sysfs: Path | N
 
 
 def busy_meter(counter: str | None, energy: EnergyMeter, *, stand_in: bool) -> BusyMeter:
-    """The meter over the kernel's counter file or the stand-in for it; only of the energy without a `counter`.
-
-    Raises OSError when the stand-in is gone.
-    """
+    """The meter over the kernel's counter file or its stand-in, which raises OSError when it is gone."""
     if counter is None:
         return BusyMeter(lambda: None, energy=energy)
     if not stand_in:
@@ -342,7 +307,6 @@ class BusyMeter:
         return Busy(us, self._shared, energy)
 
     def end(self) -> Busy:
-        """Finish the measurement after a run."""
         busy = self.so_far()
         self._rest = self.read()
         return busy
@@ -370,7 +334,6 @@ class OverlappingRuns:
     _active: dict[Hashable, _Share] = field(default_factory=dict)
 
     def begin(self, run: Hashable) -> None:
-        """Call it before a run starts."""
         if self._active:
             self.divide()
         else:
@@ -378,7 +341,6 @@ class OverlappingRuns:
         self._active[run] = _Share()
 
     def divide(self) -> None:
-        """Measure, divide it among the active runs, and go on."""
         self._divide()
         self.meter.begin()
 
@@ -390,7 +352,6 @@ class OverlappingRuns:
             share.energy = share.energy.plus(busy.energy.part(len(self._active)))
 
     def so_far(self, run: Hashable) -> Busy:
-        """What an active run had taken when it was divided last."""
         return self._active[run].rounded()
 
     def end(self, run: Hashable) -> Busy:
@@ -406,10 +367,7 @@ class OverlappingRuns:
 
 @dataclass(slots=True)
 class Utilisation:
-    """The share of wall time that the NPU was busy between two samples of its counter, at least `shortest_s` apart.
-
-    A sample that comes earlier gets the last share, so that several readers do not disturb each other.
-    """
+    """The busy share between two samples at least `shortest_s` apart; an earlier one gets the last share."""
 
     shortest_s: float = 1.0
     _at: float | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from worker_node.core.environment import native_environment
@@ -49,6 +50,11 @@ class Probe:
     def find(self, name: str) -> DeviceInfo | None:
         """The device of that name (`GPU` also finds `GPU.0`)."""
         return next((d for d in self.devices if d.name.split(".")[0] == name), None)
+
+    def properties(self, name: str) -> Mapping[str, str | None]:
+        """What is known of the device of that name; nothing where there is none."""
+        found = self.find(name)
+        return {} if found is None else found.properties
 
 
 async def probe() -> Probe:

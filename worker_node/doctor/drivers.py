@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -23,90 +22,44 @@ NPUS = {
 }
 RELEASES = "github.com/intel/linux-npu-driver/releases"
 
-_Row = dict[str, Any]
-
 
 @cache
-def known_drivers() -> dict[str, list[_Row]]:
-    """The tables of the file, which explains them."""
+def known_drivers() -> dict[str, list[dict[str, Any]]]:
     file = files("worker_node.doctor").joinpath("driver_pairs.toml")
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
-def check_driver(
-    driver: str,
-    npu: str,
-    machine: ExaminedMachine,
-    openvino: str | None,
-) -> Iterator[Finding]:
-    """What is known of a driver beside this NPU, kernel, system and OpenVINO."""
-    known = known_drivers()
-    kernel = machine.kernel_release()
-
-    findings = [
-        *_first(known["first"], driver, npu),
-        *_verified(known["verified"], driver, kernel, machine.system()),
-        *_made_with(known["verified"], driver, openvino),
-        *_problems(known["problem"], driver, kernel),
-    ]
-    if not findings:
-        found = f"nothing is known against driver {driver} on kernel {kernel}"
-        findings = [ok("driver-kernel", found)]
-    yield from findings
-
-
-def _first(rows: list[_Row], driver: str, npu: str) -> Iterator[Finding]:
-    for row in rows:
-        first, source = row["driver"], row["source"]
-        if row["npu"] != npu or not version_in(driver, f"<{first}"):
-            continue
-
-        found = f"driver {driver} does not know {npu}: {first} is the first that does ({source})"
-        fix = f"install a newer release ({RELEASES})"
-        yield warning("driver-npu", found, fix)
-
-
-def _verified(rows: list[_Row], driver: str, kernel: str, system: str) -> Iterator[Finding]:
-    for row in rows:
-        if not version_in(driver, row["driver"]):
-            continue
-        if system in row["systems"] and version_in(kernel, row["kernel"]):
-            continue
-
-        systems = " and ".join(row["systems"])
-        found = (
-            f"driver {driver} is verified with {systems} and kernel {row['kernel']}, "
-            f"and here are {system or 'an unknown system'} and kernel {kernel} "
-            f"({row['source']})"
-        )
-        fix = f"none if npu-node certify passes; else a release that names this system ({RELEASES})"
-        yield warning("driver-kernel", found, fix)
-
-
-def _made_with(rows: list[_Row], driver: str, openvino: str | None) -> Iterator[Finding]:
+def check_driver(driver: str, npu: str, machine: ExaminedMachine, openvino: str | None) -> list[Finding]:
+    known, kernel, system = known_drivers(), machine.kernel_release(), machine.system()
     here = re.match(r"\d+\.\d+", openvino or "")
-    if here is None:
-        return
+    findings = []
 
-    for row in rows:
-        own = row.get("openvino")
-        if own is None or not version_in(driver, row["driver"]):
-            continue
-        if not version_in(own, f"<{here[0]}"):
-            continue
+    for row in known["first"]:
+        first = row["driver"]
+        if row["npu"] == npu and version_in(driver, f"<{first}"):
+            found = f"driver {driver} does not know {npu}: {first} is the first that does ({row['source']})"
+            findings.append(warning("driver-npu", found, f"install a newer release ({RELEASES})"))
 
-        found = f"driver {driver} was made with OpenVINO {own}, and here is {here[0]} ({row['source']})"
-        fix = f"none if npu-node certify passes; else a newer release of the driver ({RELEASES})"
-        yield warning("driver-openvino", found, fix)
-
-
-def _problems(rows: list[_Row], driver: str, kernel: str) -> Iterator[Finding]:
-    for row in rows:
+    for row in known["verified"]:
         if not version_in(driver, row["driver"]):
             continue
-        if not version_in(kernel, row["kernel"]):
-            continue
+        if system not in row["systems"] or not version_in(kernel, row["kernel"]):
+            found = (
+                f"driver {driver} is verified with {' and '.join(row['systems'])} and kernel {row['kernel']}, "
+                f"and here are {system or 'an unknown system'} and kernel {kernel} ({row['source']})"
+            )
+            fix = f"none if npu-node certify passes; else a release that names this system ({RELEASES})"
+            findings.append(warning("driver-kernel", found, fix))
+        own = row.get("openvino")
+        if own is not None and here is not None and version_in(own, f"<{here[0]}"):
+            found = f"driver {driver} was made with OpenVINO {own}, and here is {here[0]} ({row['source']})"
+            fix = f"none if npu-node certify passes; else a newer release of the driver ({RELEASES})"
+            findings.append(warning("driver-openvino", found, fix))
 
-        found = f"driver {driver} on kernel {kernel}: {row['problem']} ({row['source']})"
-        fix = f"a newer kernel; when it happens: {RELOAD_DRIVER}"
-        yield warning("driver-kernel", found, fix)
+    for row in known["problem"]:
+        if version_in(driver, row["driver"]) and version_in(kernel, row["kernel"]):
+            found = f"driver {driver} on kernel {kernel}: {row['problem']} ({row['source']})"
+            fix = f"a newer kernel; when it happens: {RELOAD_DRIVER}"
+            findings.append(warning("driver-kernel", found, fix))
+
+    return findings or [ok("driver-kernel", f"nothing is known against driver {driver} on kernel {kernel}")]

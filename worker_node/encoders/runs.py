@@ -3,24 +3,54 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from worker_node.core.types import Busy
+from worker_node.core.types import Busy, Energy
 from worker_node.devices.blobs import brief
 from worker_node.devices.npu import OverlappingRuns, busy_meter
-from worker_node.encoders.jobs import RowResult, RowRunner
-from worker_node.engines.protocol import DeviceBroken, EngineSpec, EngineStats, Inbox, Outbox, OutcomeBatch, Running
-from worker_node.scheduling.texts import BatchLimits, Waiting
+from worker_node.encoders.jobs import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES, RowJob, RowResult, Throughput
+from worker_node.engines.protocol import (
+    TOKEN_DTYPE,
+    VECTOR_DTYPE,
+    DeviceBroken,
+    EngineSpec,
+    EngineStats,
+    Failed,
+    Inbox,
+    Outbox,
+    OutcomeBatch,
+    Running,
+)
+from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
+
+# Of sums of shares: ten tenths are a little less than one.
+_ROUNDING = 1e-6
+
+
+@dataclass(slots=True)
+class _Open:
+    """A job with missing rows."""
+
+    job: RowJob
+    rows: list[npt.NDArray[np.int32]]
+    missing: int
+    waiting: int
+    vectors: npt.NDArray[np.float32] | None = None
+    started: float | None = None
+    device_tokens: float = 0.0
+    busy_us: float | None = 0.0
+    busy_shared: bool = False
+    energy: Energy = Energy(0.0)  # noqa: RUF009  (frozen)
 
 
 @dataclass(slots=True, eq=False)
@@ -35,16 +65,24 @@ class Slot:
     started: float = 0.0
 
 
-class OverlappingRunner(RowRunner):
-    """The base of encoder engines whose runs overlap: starts them, takes in what has finished, and says what runs.
+class OverlappingRunner:
+    """The base of encoder engines: all jobs that an engine holds, and the way of their rows through runs that overlap.
 
     When a run fails, no other is started. Those that are active still give their answers; then the engine ends, and
     only the jobs of failed runs are suspects.
     """
 
+    jobs = RowJob
+
     def __init__(self, spec: EngineSpec, *, limits: BatchLimits, rows: int | None = None) -> None:
         """A run has `rows` rows; None is as many as it has texts."""
-        super().__init__()
+        self.queue = TextQueue()
+        self.throughput = Throughput()
+        self._running = self._runs = self._rows = 0
+        self._open: dict[int, _Open] = {}
+        # No deadline of an open job is before this.
+        self._soonest = math.inf
+
         self._device = spec.device
         self._limits = limits
         self._static_rows = rows
@@ -70,10 +108,7 @@ class OverlappingRunner(RowRunner):
 
     @abstractmethod
     def _next_run(self, now: float) -> tuple[Slot, list[Waiting]] | None:
-        """An idle slot and the texts that it is to run, taken out of the queue; there is room for it.
-
-        None where the device has no memory for another run; then there is no room any more.
-        """
+        """An idle slot and the texts that it is to run, taken out of the queue; None: no memory for another run."""
 
     def _saturated(self) -> bool:
         """Whether the device has as much as it can take, so that its speed can be measured."""
@@ -87,11 +122,105 @@ class OverlappingRunner(RowRunner):
         return bool(self._finished) or self._can_start()
 
     def stats(self) -> EngineStats:
+        """How many texts wait and run, how many runs there were, and how long the oldest one has taken."""
         oldest = min(self._active, key=lambda slot: slot.started, default=None)
-        return msgspec.structs.replace(
-            super().stats(),
-            oldest_run=None if oldest is None else (oldest.tokens, time.monotonic() - oldest.started),
-        )
+        taken = None if oldest is None else (oldest.tokens, time.monotonic() - oldest.started)
+        return EngineStats(len(self.queue), self._running, self._runs, self._rows, oldest_run=taken)
+
+    def submit(self, job: RowJob) -> None:
+        tokens = np.frombuffer(job.tokens, TOKEN_DTYPE)
+        rows = np.split(tokens, np.cumsum(job.lengths)[:-1])
+        self._open[job.id] = _Open(job, rows, missing=len(rows), waiting=len(rows))
+        self._soonest = min(self._soonest, job.deadline)
+        for row, length in enumerate(job.lengths):
+            self.queue.add(Waiting(job.id, row, length, job.interactive))
+
+    def cancel(self, job_id: int) -> None:
+        """Cancel a job: its waiting rows are dropped, the vectors of its running rows ignored."""
+        job = self._open.pop(job_id, None)
+        if job is not None and job.waiting:
+            for row in range(len(job.rows)):
+                self.queue.remove(job_id, row)
+
+    def _expire(self, now: float, emit: Outbox) -> None:
+        """Fail the jobs whose deadline passed while rows of them waited."""
+        if now < self._soonest:
+            return
+        late = [job_id for job_id, held in self._open.items() if held.waiting and held.job.deadline <= now]
+        ahead = (held.job.deadline for held in self._open.values() if held.job.deadline > now)
+        self._soonest = min(ahead, default=math.inf)
+        for job_id in late:
+            self.cancel(job_id)
+            emit(Failed(job_id, "deadline_exceeded", "the deadline passed while the request was queued"))
+
+    def take(self, limits: BatchLimits, now: float, *, free_slots: int = 1) -> list[Waiting]:
+        """Take the rows of the next run out of the queue; see `TextQueue.take`."""
+        batch = self.queue.take(limits, free_slots)
+        self._running += len(batch)
+        for waiting in batch:
+            job = self._open[waiting.job_id]
+            job.waiting -= 1
+            if job.started is None:
+                job.started = now
+        return batch
+
+    def _inputs(self, batch: Sequence[Waiting], shape: tuple[int, int]) -> dict[str, npt.NDArray[np.int64]]:
+        """The tensors of a run, int64 of `shape` (rows, length), by the names of the model's inputs.
+
+        The batch is in the first rows. Unused rows attend to one token, since a mean over none is not a number.
+        """
+        ids, mask, types = (np.zeros(shape, np.int64) for _ in range(3))
+        for i, waiting in enumerate(batch):
+            held = self._open[waiting.job_id]
+            ids[i, : waiting.length] = held.rows[waiting.row]
+            mask[i, : waiting.length] = 1
+            if held.job.second:
+                types[i, held.job.second[waiting.row] : waiting.length] = 1
+
+        mask[len(batch) :, 0] = 1
+        inputs = {INPUT_IDS: ids, ATTENTION_MASK: mask}
+        return inputs | {TOKEN_TYPES: types} if TOKEN_TYPES in self._names else inputs
+
+    def _finish(
+        self, batch: Sequence[Waiting], output: npt.NDArray[np.float32], now: float, tokens: int, busy: Busy
+    ) -> Iterator[RowResult]:
+        """Take in the output of a run (row i is that of `batch[i]`); yields the results of the completed jobs.
+
+        The run computed `tokens`, rows times padded length, and took `busy`.
+        """
+        self._running -= len(batch)
+        self._runs += 1
+        self._rows += len(batch)
+        self.throughput.run_ended(tokens, now)
+        touched: dict[int, _Open] = {}
+        for i, waiting in enumerate(batch):
+            job = self._open.get(waiting.job_id)
+            if job is None:
+                continue
+            if job.vectors is None:
+                job.vectors = np.empty((len(job.rows), output.shape[1]), VECTOR_DTYPE)
+            job.vectors[waiting.row] = output[i]
+            job.missing -= 1
+            job.device_tokens += tokens / len(batch)
+            job.busy_us = None if job.busy_us is None or busy.us is None else job.busy_us + busy.us / len(batch)
+            job.busy_shared |= busy.shared
+            job.energy = job.energy.plus(busy.energy.part(len(batch)))
+            touched[waiting.job_id] = job
+
+        for job_id, job in touched.items():
+            if job.missing == 0 and job.vectors is not None and job.started is not None:
+                del self._open[job_id]
+                # Rounded down: the jobs of a run together must not claim more than it had.
+                busy_us = None if job.busy_us is None else int(job.busy_us + _ROUNDING)
+                yield RowResult(
+                    job_id,
+                    job.vectors.tobytes(),
+                    job.started,
+                    now - job.started,
+                    Busy(busy_us, job.busy_shared, job.energy),
+                    round(job.device_tokens),
+                    *self.throughput.take(),
+                )
 
     def new_slot(self, create: Callable[[], ov.InferRequest], home: list[Slot]) -> Slot:
         slot = Slot(create(), home)
@@ -108,7 +237,7 @@ class OverlappingRunner(RowRunner):
     def step(self, emit: Outbox, poll: Inbox) -> None:  # noqa: ARG002  (a run never blocks this loop)
         outcomes = self._collect()
         now = time.monotonic()
-        self.expire(now, emit)
+        self._expire(now, emit)
         starting = []
         while self._can_start() and (run := self._next_run(now)) is not None:
             starting.append(self._fill(*run))
@@ -136,7 +265,7 @@ class OverlappingRunner(RowRunner):
 
         shape = (self._static_rows or len(batch), self._limits.padded(batch[0].length))
         slot.batch, slot.tokens = batch, shape[0] * shape[1]
-        slot.inputs = self.inputs(batch, shape, self._names)
+        slot.inputs = self._inputs(batch, shape)
         return slot
 
     def _start(self, slot: Slot) -> None:
@@ -161,7 +290,7 @@ class OverlappingRunner(RowRunner):
                 self._ended(slot, error)
                 continue
             batch, tokens, busy = slot.batch, slot.tokens, self._ended(slot)
-            results += self.finish(batch, slot.request.get_output_tensor(0).data, time.monotonic(), tokens, busy)
+            results += self._finish(batch, slot.request.get_output_tensor(0).data, time.monotonic(), tokens, busy)
         return results
 
     def _ended(self, slot: Slot, error: RuntimeError | None = None) -> Busy:

@@ -46,7 +46,6 @@ class EdgeGone(Exception):
 
 
 def make_runner(spec: EngineSpec) -> Runner:
-    """Return the runner that the specification names, not yet loaded."""
     # By name, so that an engine process imports only the runtime that it needs.
     module, name = spec.runner.rsplit(":", 1)
     runner: Runner = getattr(importlib.import_module(module), name)(spec)
@@ -121,7 +120,6 @@ class Loop:
 
 
 def main(link: int, parent_pid: int) -> int:
-    """Run an engine until the edge process goes away; return the exit status."""
     sock = link_to_parent(link, parent_pid)
     # The edge process decides when an engine ends; a Ctrl-C in its terminal reaches us too and must not.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -33,10 +33,7 @@ class _Suspect:
 
 @dataclass(slots=True)
 class Suspects:
-    """The suspects among the requests to one model, over all of its engines.
-
-    The least recently seen go first beyond `capacity`; all are forgotten after `memory_s`.
-    """
+    """The suspects of one model; the least recently seen go beyond `capacity`, all after `memory_s`."""
 
     clock: Callable[[], float] = time.monotonic
     memory_s: float = 600.0
@@ -56,15 +53,11 @@ class Suspects:
         return suspect is not None and suspect.deaths_alone >= _DEATHS_ALONE
 
     def answered(self, key: bytes) -> None:
-        """Record that the request was answered to its end: it is harmless."""
         self._deaths_without_answer = 0
         self._suspects.pop(key, None)
 
     def died(self, keys: Collection[bytes]) -> bool:
-        """Record that an engine died while it worked on these requests.
-
-        Return whether one of them is to blame: a suspect that was alone on the engine.
-        """
+        """Record an engine's death at work on these requests. Returns whether a suspect that was alone is to blame."""
         if len(keys) != 1:
             for key in keys:
                 self._note(key)
@@ -113,10 +106,7 @@ class Isolation:
 
     @asynccontextmanager
     async def use(self, deadline: float, *, exclusive: bool = False) -> AsyncIterator[bool]:
-        """Use the engine within the block; `deadline` is monotonic. Entering raises DeadlineExceeded.
-
-        Gives whether the use may have waited for others.
-        """
+        """Use the engine within the block; gives whether it may have waited. Entering raises DeadlineExceeded."""
         waits = exclusive or self._turn.locked()
         if waits:
             await self._wait(deadline, exclusive=exclusive)

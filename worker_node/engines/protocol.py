@@ -51,7 +51,6 @@ class EngineSpec(msgspec.Struct, frozen=True):
     energy_sysfs: str | None = None
 
     def energy_meter(self) -> EnergyMeter:
-        """A meter for the energy of the engine's runs."""
         sysfs = None if self.energy_sysfs is None else Path(self.energy_sysfs)
         return EnergyMeter(energy_counter(self.device, emulated=self.emulated, sysfs=sysfs))
 
@@ -111,10 +110,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def followed(self) -> bool:
-        """Whether the runner emits again before its next native call, unless a command comes.
-
-        Then both are sent together, so that the edge process wakes once and not twice.
-        """
+        """Whether the runner emits again before its next native call: both travel together and wake the edge once."""
         return False
 
     def parts(self) -> Sequence[JobResult]:
@@ -123,10 +119,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class OutcomeBatch(Outcome, frozen=True):
-    """Outcomes of jobs that ended in one step: they travel in one frame, so that the edge is woken once for all.
-
-    `more`: the runner emits again at once.
-    """
+    """Outcomes of one step in one frame: the edge is woken once. `more`: the runner emits again at once."""
 
     outcomes: Sequence[Outcome]
     more: bool = False
@@ -196,10 +189,7 @@ class NativeCall(msgspec.Struct, frozen=True, tag="native_call", array_like=True
 
 
 class Running(msgspec.Struct, frozen=True, tag="running", array_like=True):
-    """The device works on `jobs`, and on no others, while the engine's loop turns; see also `EngineStats.oldest_run`.
-
-    `jobs` as in `NativeCall`.
-    """
+    """The device works on `jobs`, as in `NativeCall`, and on no others, while the engine's loop turns."""
 
     jobs: list[int]
 
@@ -404,8 +394,5 @@ class JobEngine(Protocol):
     """What runs jobs: an engine, or one process of it that its canary examines."""
 
     def run(self, job: Job, result: type[R]) -> ResultStream[R]:
-        """Return the job's results as they come; closing them cancels the job.
-
-        The job's `id` is set by the engine. The results raise EngineUnavailable, DeadlineExceeded, Overloaded.
-        """
+        """The job's results; closing them cancels it. They raise EngineUnavailable, DeadlineExceeded, Overloaded."""
         ...

@@ -12,16 +12,10 @@ from dataclasses import dataclass, field
 
 from worker_node.engines.protocol import EngineState
 
-# More overflow a float, and any limit is reached by then.
-_DOUBLINGS = 100
-
 
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
-    """Seconds, and how many crashes are too many.
-
-    The window is long, because an engine that takes a minute to load and crashes soon after must be quarantined too.
-    """
+    """Seconds. The window is long: an engine that loads for a minute and crashes soon is quarantined, too."""
 
     first_backoff_s: float = 0.5
     max_backoff_s: float = 30.0
@@ -50,7 +44,7 @@ class RestartPolicy:
     _kills: int = 0
 
     def crashed(self, now: float, reason: str, *, served_s: float = 0.0) -> Pause:
-        """Record a crash at `now`, `served_s` seconds after the engine became ready (0: it never did)."""
+        """Record a crash, `served_s` seconds after the engine became ready (0: it never did)."""
         limits = self.limits
         if served_s >= limits.crash_window_s:
             self._crashes.clear()
@@ -75,27 +69,20 @@ class RestartPolicy:
         return Pause(EngineState.BACKING_OFF, reason, self._backoff(self._kills))
 
     def blameless(self, reason: str) -> Pause:
-        """A suspect that was alone on the engine ended it: start again soon, and count nothing.
-
-        The crash that made the request a suspect is attributed to it, too.
-        """
+        """A suspect ended the engine: count nothing, nor the crash that made it a suspect."""
         if self._crashes:
             self._crashes.pop()
         return Pause(EngineState.BACKING_OFF, reason, self.limits.first_backoff_s)
 
     def _backoff(self, count: int) -> float:
-        limits = self.limits
-        return min(limits.max_backoff_s, limits.first_backoff_s * 2.0 ** min(count - 1, _DOUBLINGS))
+        # More than 100 doublings overflow a float, and any limit is reached by then.
+        return min(self.limits.max_backoff_s, self.limits.first_backoff_s * 2.0 ** min(count - 1, 100))
 
     def quarantine(self, reason: str) -> Pause:
         """Quarantine at once, as for an engine that answers wrongly: a restart would not change its answers."""
         self._crashes.clear()
         self._on_probation = True
         return Pause(EngineState.QUARANTINED, reason, self.limits.quarantine_s)
-
-
-_GIB = 2**30
-_FORCED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +104,9 @@ class GrowthLimits:
             return None
         if idle:
             return "idle"
-        return "forced" if grown >= _FORCED * self.growth else None
+        return "forced" if grown >= 2 * self.growth else None
 
 
 def default_growth(total: int) -> int:
-    """The growth that is allowed on a machine with `total` bytes: an eighth of it, at least 1 GiB and at most 8."""
-    return max(_GIB, min(8 * _GIB, total // 8))
+    """An eighth of the machine's memory, at least 1 GiB and at most 8."""
+    return max(2**30, min(8 * 2**30, total // 8))

@@ -139,12 +139,10 @@ class Engine:
         return True
 
     async def stop(self, reason: str = "the node is shutting down") -> None:
-        """End the engine for good; its requests end with the `reason`."""
         self._set(EngineState.STOPPED, reason)
         await self._end(reason)
 
     async def settled(self) -> EngineStatus:
-        """Wait until the engine is ready, or known not to become ready by itself soon."""
         while self._state is EngineState.STARTING:
             await self.next_change()
         return self.status
@@ -213,10 +211,7 @@ class Engine:
                 self._set(EngineState.STARTING, "starting again after: " + pause.reason)
 
     async def _one_process(self) -> Pause | None:
-        """Load and serve with one process until it ends; return the pause before the next one, if there is one.
-
-        Raises LoadRefused.
-        """
+        """Load and serve with one process; return the pause before the next one, if any. Raises LoadRefused."""
         await self._require_known_files()
         process = await EngineProcess.spawn(self.spec, self._limits, self._suspects, self._memory)
         self._process = process
@@ -261,7 +256,6 @@ class Engine:
         return self._pause_after_end(await process.wait_closed())
 
     async def _warm(self, process: EngineProcess, prewarm: Prewarm) -> None:
-        """Fill the prefix cache of a process that serves already."""
         began = time.monotonic()
         try:
             await prewarm(process)
@@ -287,7 +281,6 @@ class Engine:
             )
 
     def _pause_after_end(self, death: Death) -> Pause:
-        """Count the end of a process that was not asked to end."""
         served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
         if death.blame is Blame.REQUEST:
             return self._ended(self._policy.blameless(death.reason))
@@ -312,10 +305,7 @@ class Engine:
             self._doubted.set()
 
     async def _serve(self, process: EngineProcess) -> bool:
-        """Look after a ready process until it ends; return whether it was ended because its memory had grown.
-
-        Raises CanaryFailed, and NodeError for an unanswered canary.
-        """
+        """Look after a ready process until it ends; return whether its growth ended it. Raises CanaryFailed."""
         interval, growth = self._limits.canary_interval_s, self._limits.growth
         # After a sleep of the machine, too, the canary is due as soon as it would have been without.
         canary_at = since_boot() + interval

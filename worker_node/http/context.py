@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -171,11 +172,7 @@ def timing_ms(timing: Timing, *stages: str) -> dict[str, float | None]:
 
 
 def busy_of(parts: Sequence[Busy]) -> Busy:
-    """The NPU's busy time over the generations of one request."""
-    busy = parts[0]
-    for part in parts[1:]:
-        busy = busy.plus(part)
-    return busy
+    return functools.reduce(Busy.plus, parts)
 
 
 def busy_fields(busy: Busy, *, whole: bool = False) -> dict[str, int | float | str | None]:

@@ -150,7 +150,7 @@ def read(node: Node) -> tuple[Numbers, Numbers]:
     placements = [placement for model in models for placement in model.placements]
     pids = [pid for placement in placements if (pid := placement.engine.status.pid) is not None]
     uses = [use for pid in (os.getpid(), *pids) if (use := process_use(pid)) is not None]
-    npu_us = node.npu.busy_time_us()
+    npu_us = node.npu.busy_time().value
     made = {what: total(counter) for what, counter in telemetry.made.items()}
     embedders = {model.id for model in models if model.installed.dimensions is not None}
     counters: Numbers = {

@@ -130,10 +130,7 @@ class ModelManager:
         return await self._read(self._lookups[key], deadline)
 
     async def model_of(self, kind: str, form: type[M], name: str | None, deadline: float) -> M:
-        """The model of that name, or the default one of that kind; `form` is its class.
-
-        Raises BadRequest for a model of another kind, with the names of the right kind, and as `resolve`.
-        """
+        """The model of that name, or the default of that kind. Raises BadRequest for another kind, and as `resolve`."""
         model = await (self.default(kind, deadline) if name is None else self.resolve(name, deadline))
         if isinstance(model, form):
             return model
@@ -147,17 +144,13 @@ class ModelManager:
         )
 
     async def installed(self, deadline: float) -> list[InstalledModel]:
-        """Every model that requests can name, without those whose task is no longer installed.
-
-        Raises as `in_store`.
-        """
+        """Every model that requests can name, without those whose task is gone. Raises as `in_store`."""
         others = await self.in_store(deadline)
         served = [model.installed for model in self.models]
         known = {model.id for model in served}
         return served + [model for model in others if model.id not in known and model.kind in tasks()]
 
     async def in_store(self, deadline: float) -> list[InstalledModel]:
-        """Every undamaged model of the store. Raises DeadlineExceeded, Overloaded."""
         return await self.query_store(lambda store: store.installed(), deadline)
 
     async def query_store(self, query: Callable[[ModelStore], R], deadline: float) -> R:
@@ -193,7 +186,6 @@ class ModelManager:
             # Files were removed meanwhile: perhaps those of this model.
 
     async def _rebuilt(self, failed: FailedModel) -> ServedModel:
-        """A configured model that failed, if its files have been repaired."""
         async with self._lock(failed.name):
             if failed not in self.failed:
                 return self.names.find(failed.name)
@@ -221,10 +213,7 @@ class ModelManager:
     # Loading and unloading
 
     async def load(self, model: ServedModel, deadline: float) -> float:
-        """Load the model; return the seconds that it took. Raises DeadlineExceeded, InsufficientMemory.
-
-        For a model whose engines cannot be loaded now it returns, and routing gives the reason.
-        """
+        """Load the model; return the seconds that it took. Raises DeadlineExceeded, InsufficientMemory."""
         began = self._clock()
         if not self.request_load(model):
             return 0.0
@@ -248,7 +237,6 @@ class ModelManager:
         self.request_load(model)
 
     async def decided(self) -> None:
-        """Wait until the manager has acted on what is wanted now."""
         await self._reconciler.decided()
 
     def keep(self, model: ServedModel, seconds: float | None) -> None:
@@ -264,7 +252,6 @@ class ModelManager:
         return model.keep_s if until is None else max(0.0, until - self._clock())
 
     def unload(self, model: ServedModel) -> None:
-        """Unload the model as soon as it is idle."""
         model.activity.kept = None
         for placement in model.placements:
             placement.unload_when_idle = True
@@ -280,7 +267,6 @@ class ModelManager:
         self._reconciler.add(model)
 
     async def pull_spec(self, name: str, deadline: float) -> PullSpec:
-        """What a request to pull `name` asks for. Raises as `ModelStore.pull_spec` and `query_store`."""
         return await self.query_store(lambda store: store.pull_spec(name), deadline)
 
     async def pull(self, name: str, progress: Progress) -> None:
@@ -304,6 +290,7 @@ class ModelManager:
         except NodeError as error:
             # Its caller may answer nobody any more.
             log.warning("the pull of %s failed: %s", spec.name, error.message)
+            error.model = spec.model_id
             raise
         # The next request looks for its model again, also for one that failed.
         self._rebuilt_at.clear()
@@ -313,10 +300,7 @@ class ModelManager:
                 await self.resolve(failed.name, math.inf)
 
     async def delete(self, name: str, in_use: WhileInUse = WhileInUse.DRAIN, *, deadline: float = math.inf) -> None:
-        """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound, ModelInUse, BadRequest.
-
-        Finding it may take until the `deadline`. A removal that has started continues when the caller leaves.
-        """
+        """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound, ModelInUse, BadRequest."""
         try:
             directory = await self.query_store(lambda store: store.locate(name), deadline)
         except ModelNotFound:

@@ -62,8 +62,8 @@ class LoadRequest:
 class Placement:
     """`prompt_limit` and `total_limit` are tokens, for the prompt, and for prompt and answer together.
 
-    `lacks` is what its engine cannot do. An `on_demand` engine is loaded for the requests that need it, an `eager` one
-    at start-up. `standing` is what the passports said of it when it was built, `notes` what else was found then,
+    `lacks` is what its engine cannot do. An `eager` engine is loaded at start-up, any other for the requests that need
+    it. `standing` is what the passports said of it when it was built, `notes` what else was found then,
     `faults` the faults on demand of its engine, in words. `options` are what the settings set for its engine.
     `suspects` are those of the model, shared by its placements. `parts` say where each part of the model runs, if not
     all of it runs on `device`. All times are monotonic seconds of `clock`, all sizes bytes.
@@ -75,7 +75,6 @@ class Placement:
     prompt_limit: int
     total_limit: int
     emulated: bool = False
-    on_demand: bool = False
     eager: bool = False
     standing: Standing = NOT_CERTIFIED
     notes: tuple[str, ...] = ()
@@ -117,7 +116,6 @@ class Placement:
 
     @property
     def status(self) -> EngineStatus:
-        """The engine's status with the state and the reason of the placement."""
         return replace(self.engine.status, state=self.state, reason=self.reason)
 
     @property
@@ -127,7 +125,6 @@ class Placement:
 
     @property
     def reason(self) -> str | None:
-        """Why the engine is not ready; None when it is."""
         status = self.engine.status
         if status.state is not EngineState.UNLOADED:
             return status.reason
@@ -140,7 +137,6 @@ class Placement:
 
     @property
     def memory(self) -> int:
-        """The bytes that a load takes, as far as is known."""
         return self.after_load if self.after_load is not None else self.estimate
 
     def request_load(self, *, on_request: bool = False, insist: bool = True) -> None:
@@ -203,7 +199,6 @@ class Placement:
         event.set()
 
     def change(self) -> Coroutine[None, None, object]:
-        """Return what to await for the first change after this call."""
         return self._changed.wait()
 
     def expected_load_s(self) -> float:

@@ -25,8 +25,6 @@ class UnitState(StrEnum):
 
 
 class Why(StrEnum):
-    """Why a unit is unloaded."""
-
     EXPIRED = "it was idle for its keep-alive"
     ASKED = "unloading was asked for"
     ROOM = "another model needs its memory"
@@ -141,7 +139,6 @@ class _Memory:
         self._claims: dict[str, list[Unit]] = {}
 
     def relieve(self) -> list[tuple[Key, Why]]:
-        """Evict what is needed to return to the budgets."""
         evicted: list[tuple[Key, Why]] = []
         for pool, budget in self._budgets.items():
             if budget is not None:

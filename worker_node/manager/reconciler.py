@@ -62,7 +62,6 @@ class Reconciler:
         self.stale: asyncio.Queue[ServedModel] = asyncio.Queue()
 
     def poke(self) -> None:
-        """Decide again soon, because something has changed."""
         self._poked.set()
 
     async def decided(self) -> None:
@@ -106,14 +105,10 @@ class Reconciler:
         self.poke()
 
     async def close(self) -> None:
-        """End the loop; engines stay as they are."""
         await self._tasks.close()
 
     async def _watch(self, model: ServedModel, placement: Placement, following: Placement | None) -> None:
-        """Decide again at each change of the engine; when it goes down, load the placement after it.
-
-        A model whose first device is missing would never be ready, and clients would send it nothing.
-        """
+        """When an engine goes down, load the placement after it: a model that is never ready gets no requests."""
         down = False
         while True:
             await placement.engine.next_change()
@@ -242,7 +237,6 @@ class Reconciler:
 def _text(
     refusal: DoesNotFit, snapshot: list[Unit], units: Mapping[Key, tuple[ServedModel, Placement]], plan: Plan
 ) -> str:
-    """What the load needs, and which models hold how much of the budget."""
     seen = {unit.key: unit for unit in snapshot}
     leaving = {key for key, _ in plan.unloads}
     holding = ", ".join(

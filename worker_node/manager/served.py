@@ -47,7 +47,6 @@ class Activity:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Count one request as in progress while the block runs."""
         self.running += 1
         self._idle.clear()
         try:
@@ -62,7 +61,6 @@ class Activity:
 
     @property
     def idle_since(self) -> float | None:
-        """When the last request ended; None while one runs."""
         return None if self.running else self._since
 
     async def idle(self) -> None:
@@ -119,14 +117,10 @@ class ServedModel:
         return {}
 
     def abilities(self) -> Sequence[str]:
-        """What it can do beside the capability of its task."""
         return ()
 
     async def token_ids(self, text: str, *, special: bool, deadline: float) -> list[int]:  # noqa: ARG002
-        """The token ids of a text, with special ones if `special`; `deadline` is monotonic seconds.
-
-        Raises BadRequest for a model that takes no texts, ContextLengthExceeded, Overloaded, DeadlineExceeded.
-        """
+        """Token ids, with special ones if `special`. Raises BadRequest for a model without texts, and as `text_ids`."""
         raise BadRequest(f"model {self.id} takes no texts, so it has no tokens of them", param="model")
 
     def template(self) -> str:
@@ -159,7 +153,6 @@ class ServedModel:
         return min((seconds for seconds in coming if seconds is not None and seconds < math.inf), default=None)
 
     def serving(self) -> Placement | None:
-        """The first placement that can serve now."""
         return next((place for place in self.placements if place.state is EngineState.READY), None)
 
     def may_need(self, placement: Placement) -> bool:
@@ -193,10 +186,7 @@ class FailedModel:
 
 
 class Names:
-    """The served models by every name that requests may use, and the configured ones that failed.
-
-    They are in the order of the settings; the first of each kind is the default.
-    """
+    """The served models by every name, and the configured ones that failed, in the order of the settings."""
 
     def __init__(self, catalog: Catalog, models: Iterable[ServedModel | FailedModel] = ()) -> None:
         self._catalog = catalog
@@ -207,7 +197,6 @@ class Names:
         self.arrange([model.name if isinstance(model, FailedModel) else model.id for model in configured])
 
     def serve(self, models: Iterable[ServedModel]) -> None:
-        """Serve these models from the next request on."""
         last = len(self._places)
         self.models = tuple(sorted(models, key=lambda model: self._places.get(normalise_name(model.id), last)))
         self._by_id = {normalise_name(model.id): model for model in self.models}

@@ -20,14 +20,12 @@ class BackgroundTasks:
         self._running: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[None, None, R], name: str) -> asyncio.Task[R]:
-        """Start a task."""
         task = asyncio.create_task(work, name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
 
     async def close(self) -> None:
-        """Cancel the tasks and wait for their end."""
         tasks = list(self._running)
         for task in tasks:
             task.cancel()

@@ -18,7 +18,6 @@ from worker_node.models.store import ModelStore
 
 
 def main() -> int:
-    """Do the work; 0 when the model is complete."""
     # Native code prints to stdout as it likes: the report gets a descriptor of its own and stdout joins stderr.
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -60,7 +60,6 @@ class GenerationCanary:
     max_new_tokens: int = 24
 
     def accepts(self, answer: str) -> bool:
-        """Whether the answer to the prompt is what the model is known to say."""
         return all(part.lower() in answer.lower() for part in self.expected)
 
 
@@ -73,7 +72,6 @@ def write_canary(directory: Path, canary: object) -> None:
 
 
 def read_canary(directory: Path, kind: type[_T]) -> _T:
-    """Load the examination of a model. Raises as `read_json`."""
     return read_json(directory / CANARY_FILE, kind, "; remove the model and pull it again")
 
 
@@ -106,10 +104,7 @@ MANIFEST_VERSION = 1
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `npu-node.json`; see `InstalledModel` for the meaning of the fields.
-
-    `content` is the `content_hash` of an encoder with its tokenizer, for which the `space` holds.
-    """
+    """`npu-node.json`; see `InstalledModel`. The `space` holds for this `content` of encoder and tokenizer."""
 
     version: int
     id: str
@@ -220,7 +215,6 @@ def _content_hash(files: tuple[tuple[Path, int, int, int, int], ...]) -> str:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write the manifest, which declares the directory to be a model."""
     encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     (directory / MANIFEST_FILE).write_bytes(encoded + b"\n")
 
@@ -241,10 +235,7 @@ def read_facts(directory: Path) -> ManifestFacts:
 
 
 def read_model(directory: Path) -> InstalledModel:
-    """Read a model directory that has a manifest.
-
-    Raises ConfigurationError, naming the file, for a damaged or newer manifest, and for a file that is missing or cut.
-    """
+    """Read a directory with a manifest. Raises ConfigurationError, naming the file that is damaged or missing."""
     path = directory / MANIFEST_FILE
     remedy = f"remove the model (rm -r {directory}) and pull it again"
     try:
@@ -307,10 +298,7 @@ class ChatTemplate:
 
 
 def find_template(directory: Path) -> ChatTemplate | None:
-    """The template of a file of its own, else of `tokenizer_config.json`, else of the tokenizer; None without one.
-
-    Raises ConfigurationError, naming the file, for one that cannot be read.
-    """
+    """The template of its own file, of `tokenizer_config.json` or of the tokenizer. Raises ConfigurationError."""
     for name in _TEMPLATE_FILES:
         if (file := directory / name).is_file() and (text := _text_of(file)).strip():
             return ChatTemplate(text, file)
@@ -337,34 +325,31 @@ def _text_of(file: Path) -> str:
 
 
 GENERATION_CONFIG = "generation_config.json"
-# The fields of `Sampling` that it may have, and their least and largest values.
-_SAMPLING_FIELDS: dict[str, tuple[type[int | float], float, float]] = {
-    "temperature": (float, 0.0, 100.0),
-    "top_p": (float, 0.0, 1.0),
-    "top_k": (int, 0, 10_000_000),
-    "min_p": (float, 0.0, 1.0),
-    "repetition_penalty": (float, 0.01, 100.0),
-    "max_new_tokens": (int, 1, 10_000_000),
-}
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
+
+
+class _SamplingFields(msgspec.Struct, omit_defaults=True):
+    """The fields of `Sampling` that it may have."""
+
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    top_p: _Share | None = None
+    top_k: _Count | None = None
+    min_p: _Share | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] | None = None
+    max_new_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] | None = None
 
 
 def sampling_defaults(directory: Path) -> dict[str, Any]:
-    """Fields of `Sampling` with the model's own defaults; none for a directory without the file.
-
-    A model without `do_sample` is greedy. Raises ConfigurationError, naming the file and the key, for what is wrong.
-    """
+    """The model's own defaults; a model without `do_sample` is greedy. Raises ConfigurationError."""
     path = directory / GENERATION_CONFIG
     if not path.is_file():
         return {}
     config = read_config(path)
-    found: dict[str, Any] = {}
-    for name, (kind, least, most) in _SAMPLING_FIELDS.items():
-        value = config.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, kind)) or not least <= value <= most:
-            raise ConfigurationError(f"{path}: {name} must be {kind.__name__} from {least} to {most}, got {value!r}")
-        found[name] = kind(value)
+    try:
+        found: dict[str, Any] = msgspec.to_builtins(msgspec.convert(config, _SamplingFields))
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
     if config.get("do_sample") is not True:
         found["temperature"] = 0.0
     elif not found.get("temperature"):
@@ -404,10 +389,7 @@ def has_manifest(path: Path) -> bool:
 
 
 def read_directory(path: Path) -> InstalledModel:
-    """Read a model directory; a generation model needs no manifest, its facts then come from `config.json`.
-
-    Raises ConfigurationError, naming what is missing or damaged.
-    """
+    """Read a model; one that generates needs no manifest beside `config.json`. Raises ConfigurationError."""
     if has_manifest(path):
         return read_model(path)
     missing = [name for name in GENERATION_FILES if not (path / name).is_file()]
@@ -426,10 +408,7 @@ def read_directory(path: Path) -> InstalledModel:
 
 
 def describe_export(path: Path, name: str, kind: str, graph: str, limit: int | None = None) -> InstalledModel:
-    """The model of a directory in OpenVINO form, by its `config.json` and its main `graph`.
-
-    `limit` is its context where `config.json` has none. Raises ConfigurationError for what is damaged.
-    """
+    """The model of a directory in OpenVINO form; `limit` is its context where `config.json` has none."""
     config, template, files = read_config(path / "config.json"), find_template(path), sizes(path)
     changed = (path / graph).stat().st_mtime_ns
     parts = [part for part in (config, *map(config.get, _LANGUAGE)) if isinstance(part, dict)]
@@ -471,7 +450,6 @@ def noted_compression(graph: Path) -> dict[str, str]:
 
 
 def _notes(graph: Path) -> str:
-    """The end of a graph, where its notes are; empty where it cannot be read."""
     try:
         with graph.open("rb") as stream:
             stream.seek(max(0, graph.stat().st_size - _TAIL_BYTES))

@@ -20,10 +20,7 @@ _MARGIN = 64 << 20
 
 
 def free_space(directory: Path) -> int:
-    """Bytes that a user may still write to the disk of that directory, or of its first parent that exists.
-
-    Raises OSError for a directory that may not be looked into.
-    """
+    """Bytes free for a user on the disk of that directory or its first parent that exists. Raises OSError."""
     while not directory.exists():
         directory = directory.parent
     return shutil.disk_usage(directory).free

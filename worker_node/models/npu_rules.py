@@ -30,10 +30,7 @@ def problem_on_npu(
     driver: str | None = None,
     openvino: str | None = None,
 ) -> str | None:
-    """Why the model is not for an NPU of this architecture with this driver and OpenVINO.
-
-    None if nothing is known. A row that names one of them holds only where that is known.
-    """
+    """Why the model is not for such an NPU; None if nothing is known."""
     versions = {"driver": driver, "openvino": openvino}
     known = _known_problem(installed, architecture, versions)
     if known is not None or installed.kind not in _GENERATING:
@@ -51,7 +48,6 @@ def _known_problem(
     architecture: str,
     versions: Mapping[str, str | None],
 ) -> str | None:
-    """What the first row says that fits the model's family and the device."""
     config = peek_config(installed.path / "config.json")
     family = str(config.get("model_type", ""))
 
@@ -80,21 +76,16 @@ def doubts_on_npu(installed: InstalledModel) -> tuple[str, ...]:
 
     mode = installed.quantization
     noted = noted_compression(installed.path / MODEL_FILE)
-    doubts = [_slow_groups(mode, noted.get("group_size")), _too_large(mode, installed.size)]
-    return tuple(doubt for doubt in doubts if doubt is not None)
-
-
-def _too_large(mode: str, size: int) -> str | None:
-    """Why a model of `size` bytes may not compile."""
+    slow = _slow_groups(mode, noted.get("group_size"))
+    doubts = [] if slow is None else [slow]
     for form, bytes_each in _BYTES.items():
-        parameters = size / bytes_each
+        parameters = installed.size / bytes_each
         if mode.startswith(form) and parameters > _MOST_PARAMETERS:
-            return (
-                f"it has about {parameters / 1e9:.0f} billion parameters: "
-                "NPUs' compilers fail with more than 8 to 9, "
+            doubts.append(
+                f"it has about {parameters / 1e9:.0f} billion parameters: NPUs' compilers fail with more than 8 to 9, "
                 "and the next placement serves then"
             )
-    return None
+    return tuple(doubts)
 
 
 def devices_for(capabilities: Collection[str] | None, weights: str | None) -> list[str]:
@@ -172,12 +163,17 @@ class Suitability:
 _ALTERNATIVE = "repositories that end in -int4-cw-ov are made for NPUs"
 
 
-def npu_verdict(source_format: SourceFormat, stored: Mapping[str, Any], *, generates: bool) -> Suitability:
-    """Judge a model that is not here yet by `stored`, the `quantization_config` of its openvino_config.json."""
+def npu_verdict(
+    source_format: SourceFormat, stored: Mapping[str, Any], *, generates: bool, converted: str = "int4_int8"
+) -> Suitability:
+    """Judge a model that is not here yet by `stored`, the `quantization_config` of its openvino_config.json.
+
+    `converted` is the form that a GGUF file would get.
+    """
     if not generates:
         return Suitability(True, ("an encoder: it runs in f16 with static shapes",))
     if source_format is SourceFormat.GGUF:
-        return Suitability(True, ("converted here to int4 and int8, symmetric",))
+        return Suitability(True, (f"converted here to {converted}, symmetric",))
     bits, symmetric = stored.get("bits"), stored.get("sym")
     if bits is None:
         return Suitability(None, (f"nothing says how the weights are stored; {_ALTERNATIVE}",))

@@ -133,7 +133,7 @@ class Passport(_Part):
 
     @classmethod
     def read(cls, content: bytes) -> Passport:
-        """A passport of JSON, its form checked and not its signature. Raises ConfigurationError."""
+        """A passport of JSON; its signature is not checked. Raises ConfigurationError."""
         try:
             if len(content) > _MOST_BYTES:
                 raise ConfigurationError(f"a passport must have at most {_MOST_BYTES} bytes, got {len(content)}")
@@ -213,7 +213,6 @@ NOT_CERTIFIED = Standing("not certified", "npu-node certify has not been run for
 
 
 def standing(passports: Iterable[Passport], identity: Identity) -> Standing:
-    """What the newest passport of a model on a device says of it now."""
     best = NOT_CERTIFIED
     for passport in sorted(passports, key=lambda passport: passport.made_at, reverse=True):
         if passport.verdict == "incomplete" or (passport.emulated and not identity.emulated):
@@ -293,7 +292,6 @@ class PassportStore:
         return [passport for passport in self.list() if (passport.model, passport.device) == (model, device)]
 
     def private_key(self) -> Ed25519PrivateKey:
-        """The node's key, which is made if there is none. Raises ConfigurationError."""
         path = self.directory / _KEY
         if not path.exists():
             self.rotate()

@@ -24,9 +24,11 @@ import msgspec
 from worker_node.core.environment import native_environment, tool_environment
 from worker_node.core.errors import (
     BadRequest,
+    ConfigurationError,
     ConversionFailed,
     DownloadFailed,
     HashMismatch,
+    HubUnreachable,
     ModelNotFound,
     NodeError,
     SourceRejected,
@@ -55,10 +57,7 @@ from worker_node.models.sources import (
 
 @dataclass(frozen=True, slots=True)
 class PullSpec:
-    """What to make: a model called `model_id`; None is what the source says.
-
-    `name` is what was asked for. `pooling` and `normalize` count for encoders whose files do not specify them.
-    """
+    """What to make of `name`: a model called `model_id`; None is what the source says."""
 
     reference: Reference
     model_id: str
@@ -71,10 +70,7 @@ class PullSpec:
 
 
 def prepare(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> Path:
-    """Make a model's directory under `work`, and return it; raises a NodeError when a step fails.
-
-    What is downloaded stays in `downloads`, so that the next try continues where this one ended.
-    """
+    """Make a model's directory under `work`; what is downloaded stays in `downloads` for the next try."""
     scratch, target = work / "scratch", work / "model"
     for room in (scratch, target, downloads):
         room.mkdir(parents=True, exist_ok=True)
@@ -133,10 +129,7 @@ class Arrived:
 
 
 def fetch_hub(reference: HubReference, into: Path, progress: Progress, form: SourceFormat | None = None) -> Arrived:
-    """Download what is needed of a repository; nothing large before everything small says that it can be used.
-
-    Raises SourceRejected, DownloadFailed, HashMismatch, ConversionFailed (an encoder that cannot be built, memory).
-    """
+    """Download what is needed of a repository; nothing large before everything small says that it can be used."""
     progress.stage(f"asking the hub for {reference.repo}")
     listing = list_repository(reference)
     selection = select(listing, reference.tag, form)
@@ -159,10 +152,7 @@ _HEADER = 16 << 20
 
 
 def _fetch_small(reference: HubReference, listing: Listing, selection: Selection, into: Path) -> dict[str, str]:
-    """Download the small files of a selection; returns their hashes. Of a GGUF file, download the header.
-
-    Raises SourceRejected for what they show that cannot be converted.
-    """
+    """Download the small files, or the header of a GGUF file; returns hashes. Raises SourceRejected."""
     small = CONFIG_FILES
     if selection.format in {SourceFormat.SAFETENSORS, SourceFormat.TASK}:
         small |= {TOKENIZER_FILE}
@@ -198,7 +188,7 @@ def _fetch_small(reference: HubReference, listing: Listing, selection: Selection
             if (known := recognised(into)) is None:
                 raise ConversionFailed("config.json names another architecture than the hub does")
             known[1].check(into)
-    except ConversionFailed as error:
+    except (ConversionFailed, ConfigurationError) as error:
         reason = error.message.replace(f"{into}{os.sep}", "")
         raise SourceRejected(f"{reference.repo} cannot be converted here: {reason}; {EXPORT}") from error
     return hashes
@@ -209,7 +199,6 @@ _DECISIVE = ("config.json", TOKENIZER_FILE, "modules.json")
 
 
 def _find_local(reference: LocalReference, into: Path, progress: Progress) -> Arrived:
-    """Local files as they are. Raises SourceRejected, and as `require_resources`."""
     source = reference.path
     if (special := special_file(source)) is not None:
         raise SourceRejected(special)
@@ -273,7 +262,6 @@ def conversion_needs(source_format: SourceFormat, size: int, *, movable: bool) -
 def require_resources(
     source_format: SourceFormat, size: int, room: Path, what: str, *, movable: bool, to_fetch: int = 0
 ) -> None:
-    """Raise DownloadFailed (disk) or ConversionFailed (memory) when a conversion does not fit."""
     memory, disk = conversion_needs(source_format, size, movable=movable)
     require_space(room, disk + to_fetch, what)
     available = available_memory()
@@ -310,10 +298,7 @@ class Report:
 
 
 def check(spec: PullSpec, store: Path) -> Report:
-    """Find out from listings and small files what the pull would need, without downloading anything large.
-
-    Raises what the pull would raise before its first large file.
-    """
+    """What a pull would need, from listings and small files. Raises as it would before its first large file."""
     reference, stored = spec.reference, None
     entry = reference if isinstance(reference, CatalogEntry) else None
     origin = reference.source if isinstance(reference, CatalogEntry) else reference
@@ -357,7 +342,14 @@ def check(spec: PullSpec, store: Path) -> Report:
         memory_to_run=int(_SCALES[form] * total),
         memory_available=available,
         context=context if isinstance(context, int) else None,
-        npu=npu_verdict(form, stored if isinstance(stored, dict) else {}, generates=generates),
+        npu=npu_verdict(
+            form,
+            stored if isinstance(stored, dict) else {},
+            generates=generates,
+            converted="int8_sym, or int4_int8_cw if it is large"
+            if spec.device == "npu"
+            else spec.quantization or "int4_int8",
+        ),
         licence=licence,
         problems=tuple(problems),
     )
@@ -379,7 +371,8 @@ _LOG_TAIL = 800
 _DECODER = msgspec.json.Decoder(_Line)
 # Errors of a pull that tell the caller more than that it failed.
 _KINDS: dict[str | None, type[NodeError]] = {
-    kind.__name__: kind for kind in (BadRequest, ConversionFailed, HashMismatch, ModelNotFound, SourceRejected)
+    kind.__name__: kind
+    for kind in (BadRequest, ConversionFailed, HashMismatch, HubUnreachable, ModelNotFound, SourceRejected)
 }
 
 
@@ -410,7 +403,6 @@ def report(work: Callable[[Progress], object], stream: BinaryIO) -> int:
 
 
 def _follow(text: bytes, progress: Progress) -> _Line | None:
-    """Pass one line that `report` wrote on to a listener; returns the last one."""
     line = _DECODER.decode(text)
     if line.stage is not None:
         progress.stage(line.stage, line.total)
@@ -420,10 +412,7 @@ def _follow(text: bytes, progress: Progress) -> _Line | None:
 
 
 def convert(job: ConversionJob, progress: Progress) -> None:
-    """Make the model directory that the job describes, in a process of its own.
-
-    Conversion takes gigabytes, and native code may crash. Raises ConversionFailed.
-    """
+    """Do the job in a process of its own: it takes gigabytes, and native code may crash. Raises ConversionFailed."""
     log_file = Path(job.scratch) / "conversion.log"
     ended: _Line | None = None
     with (
@@ -458,10 +447,7 @@ def convert(job: ConversionJob, progress: Progress) -> None:
 
 
 async def pull(root: Path, name: str, progress: Progress) -> None:
-    """Install the model that `name` stands for in the store `root`, in a process of its own; see `ModelStore.pull`.
-
-    Cancelling kills everything it started. Raises the NodeError that the pull ended with.
-    """
+    """Run `ModelStore.pull` in a process of its own; cancelling kills all that it started. Raises its NodeError."""
     process = await asyncio.create_subprocess_exec(
         *tethered([sys.executable, "-m", _MODULE, "pull", str(root), name]),
         stdin=asyncio.subprocess.DEVNULL,

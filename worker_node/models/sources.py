@@ -26,18 +26,14 @@ _REPOSITORY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LocalReference:
-    """A file or directory of this machine."""
-
     path: Path
 
     @property
     def model_id(self) -> str:
-        """See `HubReference.model_id`."""
         return as_id(self.path.resolve().name.removesuffix(".gguf"))
 
     @property
     def alias(self) -> str:
-        """See `HubReference.alias`."""
         return normalise_name(str(self.path.resolve()))
 
     def __str__(self) -> str:
@@ -50,10 +46,7 @@ Reference = CatalogEntry | ForeignReference
 
 
 def parse_reference(name: str, catalog: Catalog) -> Reference:
-    """What `name` stands for; the catalog comes first. Makes no network calls.
-
-    Raises ModelNotFound for none of the known forms, BadRequest for a path that cannot be.
-    """
+    """What `name` stands for, the catalog first; makes no network calls. Raises ModelNotFound, BadRequest."""
     name = name.strip()
     if (entry := catalog.find(name)) is not None:
         return entry
@@ -154,10 +147,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a repository at one commit, `revision`, and what the hub says of them.
-
-    `gguf` is its summary of GGUF files, where it has one; `architectures` are those of `config.json`.
-    """
+    """The files of a repository at one commit; `gguf` and `architectures` are what the hub says of them."""
 
     name: str
     revision: str
@@ -193,8 +183,6 @@ _NOT_WHOLE = re.compile(r"-\d{5}-of-\d{5}\.gguf$|mmproj", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The files to fetch, and the conversion that they need."""
-
     format: SourceFormat
     files: tuple[RemoteFile, ...]
 
@@ -212,10 +200,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def select(listing: Listing, tag: str | None = None, form: SourceFormat | None = None) -> Selection:
-    """Choose the files of a repository, in the `form` of its catalog entry, else the first form that it holds.
-
-    GGUF files come last, unless a `tag` asks for one. Raises SourceRejected with a command that helps.
-    """
+    """Choose the files in the `form` of the catalog, else the first that there is; GGUF last, unless a `tag` asks."""
     top = {file.path: file for file in listing.files if "/" not in file.path}
     ggufs = [file for file in listing.files if file.path.lower().endswith(".gguf")]
     forms = set(SourceFormat) if form is None else {form}

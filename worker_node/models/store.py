@@ -67,7 +67,6 @@ _ID = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{_ID_LIMIT - 1}}}")
 
 
 def default_store_root() -> Path:
-    """`$NPU_NODE_MODEL_STORE`, else `npu-node/models` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
     if root := os.environ.get(STORE_VARIABLE):
         return Path(root).expanduser()
     return cache_home() / "npu-node" / "models"
@@ -118,10 +117,7 @@ class ModelStore:
         return directory
 
     def get(self, name: str, served: Iterable[str] = ()) -> InstalledModel:
-        """The installed model of that id or alias. `served` names others, for the error.
-
-        Raises ModelNotFound when it is not installed, ConfigurationError when its directory is damaged.
-        """
+        """The installed model of that id or alias. `served` names others, for the error. Raises ModelNotFound."""
         directory = self._directory(name)
         if directory is not None:
             return read_directory(directory)
@@ -187,10 +183,7 @@ class ModelStore:
         return PullSpec(reference, chosen, quantization=quantization, device=device, name=name)
 
     def find(self, spec: PullSpec) -> InstalledModel | None:
-        """The installed model that a pull would make; None where it is not there.
-
-        Raises ConversionFailed when its name is that of another model, or its source has changed.
-        """
+        """What a pull would make, if it is there. Raises ConversionFailed for another model of its name."""
         target = self.root / spec.model_id
         if not has_manifest(target):
             if target.exists():
@@ -215,11 +208,7 @@ class ModelStore:
         return model
 
     def pull(self, spec: PullSpec | str, progress: Progress | None = None) -> InstalledModel:
-        """Download, verify and convert a model; does nothing when it is installed.
-
-        Raises ModelNotFound, BadRequest, SourceRejected or another ModelError. The store is then as it was, and what
-        was downloaded is kept for the next try.
-        """
+        """Download, verify and convert a model unless it is installed. Raises a ModelError, or as `pull_spec`."""
         if isinstance(spec, str):
             spec = self.pull_spec(spec)
         try:
@@ -230,7 +219,6 @@ class ModelStore:
             raise DownloadFailed(f"{spec.model_id}: {problem}") from error
 
     def remove(self, name: str) -> None:
-        """Remove an installed model; raises ModelNotFound when there is none of that name."""
         directory = self.locate(name)
         with exclusive(self.root, directory.name):
             if directory.is_dir():
@@ -298,7 +286,6 @@ def partial(root: Path, model_id: str) -> Path:
 
 
 def publish(directory: Path, target: Path) -> None:
-    """Flush a finished directory to disk and give it its name, in one step."""
     for path in sorted(directory.rglob("*"), reverse=True):
         flush(path)
     flush(directory)
@@ -314,12 +301,8 @@ def discard(target: Path, model_id: str) -> None:
     shutil.rmtree(doomed)
 
 
-def sweep(root: Path) -> list[Path]:
-    """Remove what dead pulls left behind, and say what it was; what live ones are making is not touched.
-
-    Downloads that broke off stay for a week, so that they can be continued.
-    """
-    removed = []
+def sweep(root: Path) -> None:
+    """Remove what dead pulls left behind, downloads that broke off after a week: until then they can be continued."""
     for path in root.glob(f"{_DOWNLOADS}/*"):
         with _lock_file(root, path.name) as file:
             if not try_lock(file):
@@ -327,15 +310,12 @@ def sweep(root: Path) -> list[Path]:
             written = max(found.lstat().st_mtime for found in (path, *path.rglob("*")))
             if time.time() - written > _KEPT_S:
                 shutil.rmtree(path, ignore_errors=True)
-                removed.append(path)
     for path in root.glob(".partial-*"):
         if (match := _PARTIAL.match(path.name)) is None:
             continue
         with _lock_file(root, match["id"]) as file:
             if try_lock(file):
                 shutil.rmtree(path, ignore_errors=True)
-                removed.append(path)
-    return removed
 
 
 def _lock_file(root: Path, model_id: str) -> IO[str]:

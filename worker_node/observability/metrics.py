@@ -52,10 +52,7 @@ class Failure:
 
 @dataclass(slots=True)
 class RecentFailures:
-    """Bounded: equal failures are one entry with a count, and of the others the oldest is forgotten.
-
-    So a caller who repeats a mistake hides no other failure.
-    """
+    """Bounded: equal failures are one entry with a count, so that a caller who repeats a mistake hides no other."""
 
     clock: Callable[[], float] = time.time
     kept: int = 50
@@ -149,13 +146,7 @@ class Telemetry:
         self.made[own.unit] = own.made
 
     def finished(
-        self,
-        route: Route,
-        usage: Usage,
-        timing: Timing,
-        *,
-        busy: Busy = NOT_MEASURED,
-        ran: bool = True,
+        self, route: Route, usage: Usage, timing: Timing, *, busy: Busy = NOT_MEASURED, ran: bool = True
     ) -> None:
         """Count a finished request of any task; `ran`: a device worked on it."""
         by_route = (route.model, route.device)

@@ -19,6 +19,7 @@ from worker_node.core.errors import (
     DeadlineExceeded,
     EngineUnavailable,
     InternalError,
+    NodeError,
     Overloaded,
     reported_error,
 )
@@ -55,10 +56,7 @@ class _Process:
         self._connection = Connection(link().detach())
 
     def call(self, body: bytes, wall_s: float) -> Reply | None:
-        """Send one call and wait for its reply; None, and the process is killed, if there is none in time.
-
-        Raises ProcessEnded.
-        """
+        """The reply to one call; None, and the process is killed, if there is none in time. Raises ProcessEnded."""
         try:
             self._connection.send_bytes(body)
             if not self._connection.poll(wall_s):
@@ -122,7 +120,7 @@ class PreparationPool:
         try:
             body = encode(Call(name, list(arguments), self._limits.cpu_s))
         except (ValueError, OverflowError, RecursionError):
-            raise BadRequest(f"{param}: a number in it is too large, or it is nested too deeply", param=param) from None
+            raise BadRequest.at(param, "a number in it is too large, or it is nested too deeply") from None
         if self._outstanding >= self._limits.processes + self._limits.queue:
             waiting = self._outstanding - self._limits.processes
             raise Overloaded(f"{waiting} requests wait to be prepared; the bound here is {self._limits.queue}")
@@ -137,37 +135,14 @@ class PreparationPool:
             case CallRefused(code, message, place):
                 raise reported_error(code, message, param=place)
             case OutOfMemory():
-                raise BadRequest(
-                    f"{param}: preparing it takes more memory than the bound, {self._limits.memory_bytes >> 20} MiB",
-                    param=param,
+                raise BadRequest.at(
+                    param, f"preparing it takes more memory than the bound, {self._limits.memory_bytes >> 20} MiB"
                 )
             case CallFailed(where):
                 log.error("preparing a request failed: %s", where)
                 raise InternalError(f"preparing {param} failed; this is a bug, see the node's log")
 
     async def _reply(self, body: bytes, deadline: float, param: str) -> Reply:
-        """Run a call; once more where somebody else ended the process, which is not the call's doing."""
-        for _ in range(2):
-            try:
-                return await self._exchange(body, deadline, param)
-            except ProcessEnded as ended:
-                (status,) = ended.args
-            # Windows has one status for this and for what `close` does.
-            if status == OUT_OF_TIME and not self._closed:
-                raise BadRequest(
-                    f"{param}: preparing it takes more than {self._limits.cpu_s:g} s of CPU time, the bound here",
-                    param=param,
-                )
-            # 0: its status is not known.
-            if status not in {*ENDED_BY_OTHERS, 0}:
-                log.error("a preparation process ended with status %s on %s", status, param)
-                raise BadRequest(
-                    f"{param}: it crashed the process that prepared it; change it before trying again", param=param
-                )
-        raise EngineUnavailable(f"the process that prepared {param} was killed; the request can be sent again")
-
-    async def _exchange(self, body: bytes, deadline: float, param: str) -> Reply:
-        """Have one process run a call. Raises ProcessEnded, DeadlineExceeded, EngineUnavailable."""
         if self._closed:
             raise EngineUnavailable("the node is stopping")
         working = asyncio.get_running_loop().run_in_executor(self._threads, self._run, body)
@@ -180,15 +155,29 @@ class PreparationPool:
             working.cancel()  # one that has begun goes on to its end, within its limits
         if working.cancelled():
             raise EngineUnavailable("the node is stopping")
-        reply = working.result()
+        try:
+            reply = working.result()
+        except ProcessEnded as ended:
+            raise self._ended(ended.args[0], param) from None
         if reply is None:
             raise EngineUnavailable(
                 f"preparing {param} did not end within {self._limits.wall_s:g} s; the request can be sent again"
             )
         return reply
 
+    def _ended(self, status: int, param: str) -> NodeError:
+        """The error of a call whose process ended."""
+        # Windows has one status for this and for what `close` does.
+        if status == OUT_OF_TIME and not self._closed:
+            bound = f"{self._limits.cpu_s:g} s of CPU time, the bound here"
+            return BadRequest.at(param, f"preparing it takes more than {bound}")
+        # 0: its status is not known.
+        if status in {*ENDED_BY_OTHERS, 0}:
+            return EngineUnavailable(f"the process that prepared {param} was killed; the request can be sent again")
+        log.error("a preparation process ended with status %s on %s", status, param)
+        return BadRequest.at(param, "it crashed the process that prepared it; change it before trying again")
+
     def _run(self, body: bytes) -> Reply | None:
-        """Run a call on the process of this thread. Raises ProcessEnded, EngineUnavailable."""
         process = self._process()
         try:
             return process.call(body, self._limits.wall_s)
@@ -215,10 +204,7 @@ class PreparationPool:
 
 
 class ResultCache:
-    """Texts by key, least recently used first out, at most `max_bytes` of them. A refusal is a result too.
-
-    Each is computed once, however many requests need it at the same time.
-    """
+    """Results by key, the least recently used first out; a refusal is one too. Each is computed once at a time."""
 
     def __init__(self, max_bytes: int) -> None:
         self._most = max_bytes

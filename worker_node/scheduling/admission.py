@@ -148,7 +148,6 @@ class Permit:
             admission.mean_answer += (self.generated - admission.mean_answer) / _MEMORY_ANSWERS
 
     def measured(self, tokens: int, seconds: float) -> None:
-        """Record that the engine computed `tokens` of texts or prompts in `seconds` under load."""
         self._admission.measured(tokens, seconds)
 
 
@@ -174,7 +173,6 @@ class Admission:
 
     @property
     def queue_depth(self) -> int:
-        """Units waiting behind those that run."""
         return max(0, self.outstanding - self.limits.parallel)
 
     def expected_tokens(self, *, interactive: bool) -> int:
@@ -231,19 +229,11 @@ class Admission:
         return self.decode_rate.seconds((excess + 1) * sum(map(self._rest, jobs)) / len(jobs) / shared)
 
     def _rest(self, job: Permit) -> float:
-        """New tokens that a job is still expected to get.
-
-        An answer that has outgrown the mean is expected to get as many tokens again: long answers among short ones are
-        known by their length.
-        """
+        """Expected new tokens: an answer beyond the mean gets as many again, since long answers are few."""
         return min(job.work.limit - job.generated, max(self.mean_answer - job.generated, job.generated))
 
     def permit(self, units: int, deadline: float, *, work: TokenCost | None = None, interactive: bool = True) -> Permit:
-        """Hold a permit for `units` while the block runs; batch work may take three quarters of the places.
-
-        Entering raises Overloaded when the queue is full or the deadline would pass in it, DeadlineExceeded when it has
-        passed.
-        """
+        """Hold a permit for `units` while the block runs. Entering raises Overloaded, DeadlineExceeded."""
         return Permit(self, units, deadline, work or TokenCost(), interactive=interactive)
 
     @contextmanager

@@ -24,7 +24,6 @@ _BATCH_SEQUENCES = 0.75
 
 
 def batch_sequences(sequences: int) -> int:
-    """How many of the sequences of an engine batch work may hold."""
     return max(1, int(sequences * _BATCH_SEQUENCES))
 
 
@@ -59,7 +58,6 @@ class PendingPrompt(Generic[J]):
     reused: int | None = None
 
     def pieces(self, piece_tokens: int) -> int:
-        """How many pieces are left, at least one."""
         return max(1, -(-self.left // piece_tokens))
 
 
@@ -122,7 +120,6 @@ class JobQueue(Generic[J]):
         self.generated(prompt, tokens)
 
     def generated(self, prompt: PendingPrompt[J], tokens: int) -> None:
-        """Record that the answer to a prompt got `tokens`."""
         if prompt.owed:
             self._earned -= OTHERS_WEIGHT * tokens
         elif self._oldest() not in {None, prompt}:
@@ -186,10 +183,7 @@ def end_of_part(prompt: PendingPrompt[J], step_tokens: int, free: int) -> int:
 
 @dataclass(slots=True)
 class PrefillMeter:
-    """The prompt tokens that were computed since `take`, and the seconds of the steps that they took.
-
-    A step also generates a token for each running answer, which counts like one of a prompt.
-    """
+    """Prompt tokens computed since `take`, and their share of the seconds of steps that generate, too."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -206,7 +200,6 @@ class PrefillMeter:
         self.tokens += prompt_tokens
 
     def take(self) -> tuple[int, float]:
-        """Return tokens and seconds, and reset both."""
         taken = self.tokens, self.seconds
         self.tokens, self.seconds = 0, 0.0
         return taken

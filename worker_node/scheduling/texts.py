@@ -46,7 +46,6 @@ class BatchLimits:
     lengths: tuple[int, ...] = ()
 
     def padded(self, length: int) -> int:
-        """The length of the row for a text."""
         if self.lengths:
             return next((each for each in self.lengths if length <= each), length)
         padded = -(-length // self.multiple) * self.multiple
@@ -112,10 +111,7 @@ class _Lane:
 
 @dataclass(slots=True)
 class TextQueue:
-    """All waiting texts of an encoder's engine. A run holds texts of one priority.
-
-    Interactive texts go first; batch texts are guaranteed a share of the tokens that are computed while both wait.
-    """
+    """Interactive texts go first, and batch texts have a share; a run holds texts of one priority."""
 
     _interactive: _Lane = field(default_factory=_Lane)
     _batch: _Lane = field(default_factory=_Lane)
@@ -129,7 +125,6 @@ class TextQueue:
         (self._interactive if text.interactive else self._batch).add(text)
 
     def remove(self, job_id: int, row: int) -> bool:
-        """Remove a text; False if it is not queued."""
         found = self._interactive.remove(job_id, row) or self._batch.remove(job_id, row)
         self._forget_unused_share()
         return found

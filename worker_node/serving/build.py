@@ -65,7 +65,6 @@ HOST = "host"
 _SHARE = 0.8
 # Measured: beside reranking or speech a chat's tokens take 1.3 times as long, and 2 to 2.7 times at equal priority.
 _NICE_BESIDE_CHATS = 10
-_TOTAL_MEMORY = "GPU_DEVICE_TOTAL_MEM_SIZE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +91,9 @@ class Machine:
 
     def target(self, installed: InstalledModel, wanted: ModelSettings, device: Device) -> Target:
         memory = self.settings.memory_budget or machine_memory().total
-        emulated, info = self.emulates(device), self.probe.find(device)
-        real = device is Device.NPU and not emulated and info is not None
-        architecture = info.properties.get("DEVICE_ARCHITECTURE") if real and info is not None else None
-        return Target(installed, wanted, device, emulated, memory, architecture)
+        emulated = self.emulates(device)
+        real = self.probe.properties(device) if device is Device.NPU and not emulated else {}
+        return Target(installed, wanted, device, emulated, memory, real.get("DEVICE_ARCHITECTURE"))
 
 
 def configured_models(machine: Machine) -> list[ServedModel | FailedModel]:
@@ -149,7 +147,6 @@ def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
 
 
 def _kind(wanted: ModelSettings, machine: Machine) -> str | None:
-    """What kind of model the settings mean, by what can be read: its files, the catalog."""
     store = ModelStore(machine.settings.model_store)
     with contextlib.suppress(ModelNotFound, OSError):
         directory = store.locate(wanted.name) if wanted.path is None else wanted.path.expanduser()
@@ -165,10 +162,7 @@ def build_model(
     machine: Machine,
     guard: Callable[[Canary], Canary] = lambda canary: canary,
 ) -> ServedModel:
-    """Return the model with its tokenizer and its engines, none started. Raises ConfigurationError.
-
-    `guard` wraps a canary that needs the device as a request does.
-    """
+    """Return the model, no engine started. `guard` wraps a canary that needs the device as a request does."""
     check_options(installed, wanted)
     newer = None if wanted.allow_known_bad else runtime_problem(installed.path, machine.probe.openvino or "")
     if newer is not None:
@@ -212,10 +206,7 @@ def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
 
 
 class UnusableFiles(ConfigurationError):
-    """The model's files are missing or damaged, or no device may run them.
-
-    `installed`: some are there; `excluded`: the devices that may not.
-    """
+    """Files are missing or damaged (`installed`: some are there), or no device may run them (`excluded`)."""
 
     def __init__(self, reason: str, *, installed: bool = True, excluded: Sequence[ExcludedPlacement] = ()) -> None:
         super().__init__(reason)
@@ -224,10 +215,7 @@ class UnusableFiles(ConfigurationError):
 
 
 def installed_model(wanted: ModelSettings, store: ModelStore, settings: NodeSettings) -> InstalledModel:
-    """Find the model; what must be made of a directory with an encoder is made now, which takes seconds.
-
-    Raises ConfigurationError, with the place of the setting, when a setting is wrong, and UnusableFiles.
-    """
+    """Find the model; an encoder of a directory is prepared, which takes seconds. Raises ConfigurationError."""
     vectors = wanted.of(VectorOptions)
     if wanted.path is None and vectors != VectorOptions():
         raise wanted.error("pooling", "pooling and normalize need a path; an installed model has its own")
@@ -253,7 +241,6 @@ def installed_model(wanted: ModelSettings, store: ModelStore, settings: NodeSett
 
 
 def not_installed(name: str, store: Path) -> str:
-    """The message for a model that is missing, with the command that installs it into the right store."""
     return f"is not installed in {store}; run: npu-node pull {name} --model-store {shlex.quote(str(store))}"
 
 
@@ -307,7 +294,6 @@ def plan_model(
 
 
 def _unused(target: Target, beside: Collection[Device]) -> list[str]:
-    """The given options that other engines for this kind of model have, but not the one for this device."""
     kind = target.installed.kind
     every = {name for owner in engines() if owner.task == kind for name in options_of(owner)}
     used = set(options_of(engine_for(kind, target.device)))
@@ -324,18 +310,16 @@ def plan_engine(
     machine: Machine,
     standing: Standing = NOT_CERTIFIED,
 ) -> EnginePlan:
-    """Plan the engine of one placement, of which the passports say `standing`.
-
-    Raises ConfigurationError when its lengths do not fit the model.
-    """
+    """Plan the engine of one placement. Raises ConfigurationError when its lengths do not fit the model."""
     npu = machine.npu
     given = replace(wanted.of(engine_for(installed.kind, place.device)), plugin_config=dict(place.plugin_config))
     if place.device is Device.NPU and isinstance(given, NpuOptions):
         given = replace(given, busy_counter=str(npu.busy_counter), stand_in=npu.stand_in)
-    plan = task.plan(given, machine.target(installed, wanted, place.device))
+    target = machine.target(installed, wanted, place.device)
+    plan = task.plan(given, target)
     if wanted.max_outstanding is not None:
         plan = replace(plan, admission=replace(plan.admission, max_outstanding=wanted.max_outstanding))
-    if (known := prompt_limit(installed, place.device, standing, machine)) is not None:
+    if (known := _prompt_limit(target, standing, machine)) is not None:
         limit, source = known
         if limit < plan.prompt_limit:
             note = f"prompts of more than {limit} tokens do not go there: {source}"
@@ -343,22 +327,19 @@ def plan_engine(
     return plan
 
 
-def prompt_limit(
-    installed: InstalledModel, device: Device, standing: Standing, machine: Machine
-) -> tuple[int, str] | None:
+def _prompt_limit(target: Target, standing: Standing, machine: Machine) -> tuple[int, str] | None:
     """Tokens of the longest prompt that the device is known to answer right, and what says so; None for any."""
     limits = []
     passport = standing.passport
     if passport is not None and passport.limits.max_prompt_tokens is not None:
         limits.append((passport.limits.max_prompt_tokens, f"its passport, of {passport.made}"))
-    if device is Device.NPU:
+    if target.device is Device.NPU:
         most = machine.settings.npu_token_limit
         if most is not None:
             limits.append((most, "npu_token_limit"))
         if not limits:
-            info = machine.probe.find(device.value)
-            named = None if info is None or machine.npu.emulated else info.properties.get("DEVICE_ARCHITECTURE")
-            tokens, source = known_prompt_limit(installed, named or "unknown", machine.probe.openvino)
+            architecture = target.architecture or "unknown"
+            tokens, source = known_prompt_limit(target.installed, architecture, machine.probe.openvino)
             limits.append((tokens, f"no more is known to be right ({source}); npu-node certify can prove more"))
     return min(limits, default=None)
 
@@ -371,7 +352,6 @@ def _placement(
     prewarm: Prewarm | None,
     suspects: Suspects,
 ) -> Placement:
-    """Make what was planned; no engine is started."""
     engine, target, proven = plan.engine, plan.target, plan.standing.passport
     installed, wanted, device = target.installed, target.wanted, target.device
     options, problem = _with_directories(task, plan, machine)
@@ -418,7 +398,6 @@ def _placement(
         total_limit=engine.total_limit,
         standing=plan.standing,
         emulated=target.emulated,
-        on_demand=not plan.eager or wanted.idle_unload_s is not None,
         notes=notes,
         faults=tuple(map(str, faults)),
         options={name: getattr(options, name) for name in options_of(type(options)) if name in wanted.options},
@@ -453,8 +432,7 @@ def _with_directories(task: ServedTask[Any], plan: PlacementPlan, machine: Machi
 
 def _cache_key(plan: PlacementPlan, machine: Machine) -> compile_cache.CacheKey:
     installed, device, emulated = plan.target.installed, plan.target.device, plan.target.emulated
-    info = machine.probe.find(device)
-    properties = info.properties if info is not None and not emulated else {}
+    properties = {} if emulated else machine.probe.properties(device)
     # A manifest names the weights by their hashes; without one, two sets of them may share a graph and a name.
     stamped = () if (installed.path / MANIFEST_FILE).is_file() else (WEIGHTS_FILE,)
     compiler = properties.get("NPU_COMPILER_VERSION")
@@ -491,11 +469,10 @@ def memory_budgets(wanted: int | None, probe: Probe) -> dict[str, int | None]:
 
 def _own_memory(probe: Probe, device: Device) -> int | None:
     """Bytes of a device that does not share the host's memory and says how much it has."""
-    info = probe.find(device)
-    if info is None or "(dGPU)" not in (info.properties.get("FULL_DEVICE_NAME") or ""):
-        return None
-    total = info.properties.get(_TOTAL_MEMORY)
-    return int(total) if total is not None and total.isdecimal() else None
+    properties = probe.properties(device)
+    total = properties.get("GPU_DEVICE_TOTAL_MEM_SIZE") or ""
+    own = "(dGPU)" in (properties.get("FULL_DEVICE_NAME") or "")
+    return int(total) if own and total.isdecimal() else None
 
 
 # What passports say of placements: which may be used, and how far.
@@ -514,8 +491,7 @@ def identity_of(
     With faults on demand it is another one: what is found under them says nothing of the device without.
     """
     emulated = device is Device.NPU and settings.npu_emulation
-    info = probe.find("CPU" if emulated else device.value)
-    properties = info.properties if info is not None else {}
+    properties = {} if emulated else probe.properties(device)
     place = next((place for place in wanted.placements or () if place.device is device), None)
     given: list[Any] = [wanted.examined_options(), {} if place is None else dict(place.plugin_config or {})]
     given += map(str, faults_of(installed.id, device, settings))
@@ -525,8 +501,8 @@ def identity_of(
         model_hash=content_hash(installed.path),
         device=device.value,
         architecture="emulated" if emulated else named or "unknown",
-        driver="" if emulated else properties.get("NPU_DRIVER_VERSION") or "",
-        compiler="" if emulated else properties.get("NPU_COMPILER_VERSION") or "",
+        driver=properties.get("NPU_DRIVER_VERSION") or "",
+        compiler=properties.get("NPU_COMPILER_VERSION") or "",
         openvino=probe.openvino or "unknown",
         settings_hash=hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest(),
         emulated=emulated,
@@ -547,8 +523,7 @@ def known_problem(installed: InstalledModel, wanted: ModelSettings, device: Devi
     """What others report of the model on a real device like this one; None if nothing, or if the settings allow it."""
     if device is not Device.NPU or wanted.allow_known_bad:
         return None
-    info = probe.find(device.value)
-    known = {} if info is None else info.properties
+    known = probe.properties(device)
     architecture = known.get("DEVICE_ARCHITECTURE") or "unknown"
     return problem_on_npu(installed, architecture, known.get("NPU_DRIVER_VERSION"), probe.openvino)
 

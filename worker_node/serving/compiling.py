@@ -61,7 +61,6 @@ async def compile_ahead(
 
 
 def _check(installed: InstalledModel, out: Path) -> None:
-    """Raise ConfigurationError unless the model has blobs, and `out` is new, empty, or holds blobs alone."""
     if not issubclass(engine_for(installed.kind, Device.NPU), BlobOptions):
         raise ConfigurationError(
             f"{installed.id}: models for {installed.kind} have no blobs; what is compiled for them is kept in "
@@ -74,10 +73,7 @@ def _check(installed: InstalledModel, out: Path) -> None:
 
 
 async def _load(installed: InstalledModel, wanted: ModelSettings, machine: Machine) -> None:
-    """Load the model on the NPU and run its canary, if it is this machine's.
-
-    Raises EngineUnavailable with the reason when that fails.
-    """
+    """Load the model on the NPU and run its canary, if it is this machine's. Raises EngineUnavailable."""
     guard = (lambda _canary: no_canary) if machine.platform is not None else (lambda canary: canary)
     engine = build_model(installed, wanted, machine, guard).placements[0].engine
     try:

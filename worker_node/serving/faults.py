@@ -49,7 +49,6 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     seed: int = 0
 
     def strikes(self, count: int, tokens: int) -> bool:
-        """Whether it strikes an engine's request number `count`, whose longest input has so many tokens."""
         since = count - self.after - 1
         return since >= 0 and since % self.every == 0 and tokens > self.beyond_tokens
 
@@ -64,10 +63,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @cache
 def read_faults(path: Path | None) -> tuple[Fault, ...]:
-    """The faults of a TOML file, `[[fault]]` each; none without a file. Raises ConfigurationError.
-
-    A file is read once, so that a node keeps the faults that it was started with.
-    """
+    """The faults of a TOML file, read once for the life of a node. Raises ConfigurationError."""
     if path is None:
         return ()
     try:
@@ -101,7 +97,6 @@ def faults_of(model: str, device: Device, settings: NodeSettings) -> list[Fault]
 
 
 def faulty(spec: EngineSpec, faults: Sequence[Fault]) -> EngineSpec:
-    """The engine with these faults; none leave it as it is."""
     if not faults:
         return spec
     options = {"runner": spec.runner, "options": spec.options, "faults": msgspec.to_builtins(faults)}
@@ -158,7 +153,6 @@ class FaultyRunner:
         self._runner.cancel(job_id)
 
     def step(self, emit: Outbox, poll: Inbox) -> None:
-        """A step, unless a fault ends the process, the device or the loop."""
         kinds = {fault.kind for faults in self._struck.values() for fault in faults}
         if "crash" in kinds:
             os.kill(os.getpid(), signal.SIGSEGV)

@@ -102,7 +102,6 @@ class PlacementStatus:
         )
 
     def holds(self, demand: Demand) -> bool:
-        """Whether the prompt fits, with room for the least answer."""
         total = demand.prompt_tokens + demand.min_new_tokens
         return demand.prompt_tokens <= self.prompt_limit and total <= self.total_limit
 
@@ -125,7 +124,6 @@ class Demand:
 
     @classmethod
     def of_rows(cls, model: ServedModel, rows: Sequence[Sequence[int]], context: RequestContext) -> Self:
-        """The needs of a request that takes rows of token ids and gives no text."""
         lengths = [len(row) for row in rows]
         longest, total = max(lengths, default=0), sum(lengths)
         return cls(model.installed.id, model.placements, longest, total, require=context.require_device)
@@ -149,7 +147,6 @@ class Decision:
     load: int | None = None
 
     def route(self, demand: Demand) -> Route:
-        """The decision as replies report it."""
         placement = demand.placements[self.index]
         return Route(
             demand.model,
@@ -318,7 +315,6 @@ async def wait_for_placement(
 
 
 def request_load(demand: Demand, index: int | None) -> None:
-    """Have the placement loaded, unless its load was requested before."""
     if index is not None and demand.placements[index].state is EngineState.UNLOADED:
         demand.placements[index].request_load(on_request=True, insist=False)
 

@@ -182,10 +182,7 @@ _TEXTS_AT_ONCE = 64
 
 
 class RowTokenizer:
-    """Texts and pairs of texts to rows of at most `limit` token ids, special ones included, counted exactly.
-
-    `whole` is the tokenizer itself, which cuts nothing.
-    """
+    """Texts and pairs to rows of at most `limit` token ids; `whole` is the tokenizer, which cuts nothing."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         self.limit = limit
@@ -208,7 +205,6 @@ class RowTokenizer:
     def rows(
         self, texts: Sequence[str], truncate: bool, go_on: Callable[[], None] = never_abandoned
     ) -> list[list[int]]:
-        """The token ids of each text; see `encode`."""
         return [row.ids for row in self._encodings(texts, go_on, truncate=truncate)]
 
     async def encode_pairs(
@@ -239,7 +235,6 @@ class RowTokenizer:
         field: str = "documents",
         go_on: Callable[[], None] = never_abandoned,
     ) -> list[Pair]:
-        """The pair of the query with each document; see `encode_pairs`."""
         asked = beginning(self.whole, query, self.limit, COUNTED_CHARACTERS, go_on)
 
         # Once: a long query would be tokenized again for each document.

@@ -70,7 +70,6 @@ class TaskParts:
         self._parts: dict[Callable[[NodeSettings], TaskPart], TaskPart] = {}
 
     def of(self, make: Callable[[NodeSettings], P]) -> P:
-        """The resource that `make` creates."""
         if make not in self._parts:
             self._parts[make] = make(self._settings)
         return cast("P", self._parts[make])
@@ -210,7 +209,6 @@ class Execution:
             raise
 
     def _permit_at(self, placement: Placement) -> Permit:
-        """The permit at a placement, which is held until the request ends."""
         if placement.device not in self._permits:
             admission, context = placement.admission, self._context
             work = self._work(admission.limits) if callable(self._work) else self._work
@@ -307,7 +305,6 @@ class SingleRun(Generic[S]):
 
 
 async def run_single(services: Services, run: SingleRun[S], operation: Operation) -> RoutedResult[S]:
-    """Select the placement, and run the job on it. Raises what `select_placement` and `run_selected` raise."""
     selection = await select_placement(run.demand, run.context, units=run.units)
     operation.routed(selection.route)
     return await run_selected(services, run, selection, operation)
@@ -316,10 +313,7 @@ async def run_single(services: Services, run: SingleRun[S], operation: Operation
 async def run_selected(
     services: Services, run: SingleRun[S], selection: Selection, operation: Operation
 ) -> RoutedResult[S]:
-    """Run the job on the selected placement, or elsewhere if the engine dies.
-
-    Raises Overloaded, DeadlineExceeded, EngineUnavailable, RequestBreaksEngine, NpuNotProven.
-    """
+    """Run the job on the selected placement, or elsewhere if the engine dies. Raises as `Execution.attempt`."""
     context = run.context
     execution = Execution(
         run.demand, context, selection, units=run.units, work=run.work, strict_proof=services.require_proof

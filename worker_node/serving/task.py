@@ -79,30 +79,18 @@ class ServedTask(ABC, Generic[M]):
 
     @abstractmethod
     def plan(self, given: Any, target: Target) -> EnginePlan:
-        """Plan an engine, of which the options in `given` were set; no file is written.
-
-        Raises ConfigurationError when what was set does not fit the model.
-        """
+        """Plan an engine with the options `given`. Raises ConfigurationError when they do not fit the model."""
 
     @abstractmethod
     def open(self, installed: InstalledModel, wanted: ModelSettings, settings: NodeSettings) -> M:
-        """Return the model with what its requests need, such as a tokenizer, without placements.
-
-        Raises ConfigurationError.
-        """
+        """Return the model with what its requests need, such as a tokenizer. Raises ConfigurationError."""
 
     @abstractmethod
     def canary(self, model: M, wanted: ModelSettings, plan: EnginePlan) -> Canary | None:
-        """The examination that a planned engine must pass before it is ready; None for a model without known answers.
-
-        Raises ConfigurationError when the plan's limits are too short for it.
-        """
+        """What an engine must pass before it is ready, if anything. Raises ConfigurationError for too short limits."""
 
     def prewarm(self, _model: M, _wanted: ModelSettings, _plan: EnginePlan) -> tuple[Prewarm | None, tuple[str, ...]]:
-        """What a planned engine computes for its prefix cache whenever it has been loaded, None for nothing; and notes.
-
-        Raises ConfigurationError.
-        """
+        """What an engine computes for its prefix cache once it is loaded, and notes. Raises ConfigurationError."""
         return None, ()
 
     async def start(self, _parts: TaskParts) -> None:
@@ -110,5 +98,4 @@ class ServedTask(ABC, Generic[M]):
 
 
 def served_task(kind: str) -> ServedTask[Any]:
-    """The task that serves models of a kind. Raises ConfigurationError when there is none."""
     return cast("ServedTask[Any]", load(task_of(kind).serving))

@@ -31,10 +31,7 @@ _TOKEN = re.compile(r"""#[^\n]*|"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'|[\w.+-
 
 
 def read_graph(directory: Path) -> tuple[dict[str, Any], list[str]]:
-    """The settings of the directory's graph, and its options that have no counterpart here; none without the file.
-
-    Raises ConfigurationError for a file that is damaged.
-    """
+    """The settings of a directory's graph, and the names of its other options. Raises ConfigurationError."""
     file = directory / GRAPH_FILE
     if not file.is_file():
         return {}, []

@@ -102,10 +102,7 @@ def known_options() -> dict[str, Declared]:
 
 
 def _validated(values: Any) -> dict[str, Any]:
-    """The values of known options by their own names; None counts as not given.
-
-    Raises ValidationError with every wrong value.
-    """
+    """The values of known options by their own names; None counts as not given. Raises ValidationError."""
     known, names = known_options(), dict[str, str]()
     for name in values:
         own = known[name].name
@@ -120,7 +117,6 @@ def _validated(values: Any) -> dict[str, Any]:
 
 @functools.cache
 def _model_of(owners: tuple[type[Options], ...]) -> type[BaseModel]:
-    """The model that validates the options of these declarations."""
     fields: dict[str, Any] = {}
     for owner in owners:
         for name, declared in options_of(owner).items():
@@ -179,7 +175,6 @@ class ModelSettings(BaseModel):  # noqa: PLW1641  (options is a dictionary)
     _origin: str = PrivateAttr(default="")
 
     def examined_options(self) -> dict[str, Any]:
-        """The options that a certification depends on."""
         known = known_options()
         return {name: value for name, value in self.options.items() if known[name].option.examined}
 

@@ -66,7 +66,6 @@ def translated(
 
 
 def notices(environment: Mapping[str, str]) -> list[str]:
-    """A line for each variable of npu-proxy: what it means here."""
     lines = []
     for name in sorted(_given(environment)):
         if name in _MEANING:

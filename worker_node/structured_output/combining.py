@@ -34,9 +34,7 @@ class _Contradiction(ValueError):
 
 
 class Combiner:
-    """Expands the schemas of one document. `dropped` is called for a refusal of a keyword that may be left out, and
-    raises it if it may not.
-    """
+    """Expands the schemas of one document. `dropped` takes the refusal of a keyword, or raises it."""
 
     def __init__(self, budget: Budget, references: References, dropped: Callable[[CannotEnforce], None]) -> None:
         self._budget = budget
@@ -51,9 +49,8 @@ class Combiner:
         self._depth += 1
         self._budget.spend(_STEPS)
         if self._depth > MAX_DEPTH:
-            raise UnsupportedParameter(
-                f"{path}: it is defined by itself or combined too deeply, the bound here is {MAX_DEPTH} levels",
-                param=path,
+            raise UnsupportedParameter.at(
+                path, f"it is defined by itself or combined too deeply, the bound here is {MAX_DEPTH} levels"
             )
         try:
             return self._alternatives(read_schema(schema, path, self._dropped), path)
@@ -103,7 +100,6 @@ class Combiner:
             self._dropped(CannotEnforce(path, "not"))
 
     def _exclusive(self, parts: list[Any], path: str) -> Alternatives:
-        """The alternatives of exactly one of the parts."""
         found: Alternatives = []
         for option, held in self._held_apart(parts, path):
             if held is None:
@@ -122,8 +118,7 @@ class Combiner:
         return all(held is option for option, held in self._held_apart(parts, path))
 
     def _held_apart(self, parts: list[Any], path: str) -> Iterator[tuple[Schema, Schema | None]]:
-        """Each alternative, and the same with the property required that tells it from the other parts; None if none
-        does."""
+        """Each alternative, and the same with the property required that tells it apart; None if none does."""
         choices = [self.alternatives(part, f"{path}.oneOf[{i}]") for i, part in enumerate(parts)]
         for index, options in enumerate(choices):
             others = [other for place, one in enumerate(choices) if place != index for other in one]
@@ -132,7 +127,6 @@ class Combiner:
                 yield option, _apart(option, others, path)
 
     def merged(self, schemas: list[Schema], path: str) -> Schema | None:
-        """One schema for values that match all of these plain schemas; None if there are none."""
         schemas = [schema for schema in schemas if schema]
         if len(schemas) < 2:
             return schemas[0] if schemas else {}
@@ -140,8 +134,8 @@ class Combiner:
         try:
             return _merged(schemas, self._budget)
         except _CannotMerge as error:
-            raise UnsupportedParameter(
-                f"{path}: two conditions on the same value cannot be enforced at once ({error})", param=path
+            raise UnsupportedParameter.at(
+                path, f"two conditions on the same value cannot be enforced at once ({error})"
             ) from None
         except _Contradiction:
             return None
@@ -196,7 +190,6 @@ def _differ_at(name: str, ours: Schema, theirs: Schema, path: str) -> bool:
 
 
 def _read(schema: Any, path: str) -> Any:
-    """A part that has not been looked at yet."""
     return schema if isinstance(schema, bool) else read_schema(schema, path, lambda _: None)
 
 

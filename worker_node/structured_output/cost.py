@@ -51,19 +51,18 @@ class Budget:
         """Count steps. Raises UnsupportedParameter beyond the bound."""
         self.spent += steps
         if self.spent > self._most:
-            raise UnsupportedParameter(
-                f"{self._where}: translating the schema takes more than {self._most} steps, the bound here; "
+            raise UnsupportedParameter.at(
+                self._where,
+                f"translating the schema takes more than {self._most} steps, the bound here; "
                 "use fewer or smaller parts, above all under allOf, oneOf and $ref",
-                param=self._where,
             )
 
 
 def too_large(path: str, size: int) -> UnsupportedParameter:
-    """The error for a grammar of `size` characters or more."""
-    return UnsupportedParameter(
-        f"{path}: the schema is too large to be enforced: its grammar has {size} characters or more, the bound here is "
+    return UnsupportedParameter.at(
+        path,
+        f"the schema is too large to be enforced: its grammar has {size} characters or more, the bound here is "
         f"{MAX_GRAMMAR_CHARACTERS}",
-        param=path,
     )
 
 
@@ -73,16 +72,16 @@ def check_cost(grammar: str, where: str) -> None:
         raise too_large(where, len(grammar))
     rules = dict(line.split(" ::= ", 1) for line in grammar.splitlines())
     if (cost := grammar_cost(rules)) > MAX_COST:
-        raise UnsupportedParameter(
-            f"{where}: enforcing it costs {cost} units, the bound here is {MAX_COST}; use fewer different counts "
+        raise UnsupportedParameter.at(
+            where,
+            f"enforcing it costs {cost} units, the bound here is {MAX_COST}; use fewer different counts "
             "(minLength, maxLength, {n} in a pattern), or smaller ones, or fewer alternatives",
-            param=where,
         )
     if (counts := sum(name.startswith("upto") for name in rules)) > MAX_COUNT_RULES:
-        raise UnsupportedParameter(
-            f"{where}: its counts take {counts} rules, the bound here is {MAX_COUNT_RULES}; use fewer different values "
+        raise UnsupportedParameter.at(
+            where,
+            f"its counts take {counts} rules, the bound here is {MAX_COUNT_RULES}; use fewer different values "
             "of maxLength, maxItems and {n} in patterns",
-            param=where,
         )
 
 

@@ -44,7 +44,6 @@ _ROUND = 4
 
 
 def literal(text: str) -> str:
-    """The EBNF of exactly this text."""
     written = []
     after_code = False
     for character in text:
@@ -58,7 +57,6 @@ def literal(text: str) -> str:
 
 
 def json_literal(value: Any) -> str:
-    """The EBNF of a value as compact JSON. Raises ValueError for a number that JSON cannot hold."""
     return literal(compact_json(value))
 
 
@@ -68,7 +66,6 @@ def compact_json(value: Any) -> str:
 
 
 def one_text(texts: Iterable[str]) -> str:
-    """The EBNF of exactly one of these texts."""
     return branches(dict.fromkeys(texts, ""))
 
 
@@ -84,11 +81,6 @@ def branches(ways: Mapping[str, str]) -> str:
         rest = ways[prefix] if len(same) == 1 else f"({branches({text[len(prefix) :]: ways[text] for text in same})})"
         parts.append(f"{literal(prefix)} {rest}".rstrip())
     return " | ".join(parts)
-
-
-def one_constant(values: Iterable[Any]) -> str:
-    """The EBNF of one of these values as compact JSON. Raises ValueError for a number that JSON cannot hold."""
-    return one_text(map(compact_json, values))
 
 
 def _escaped(character: str) -> str:
@@ -153,18 +145,11 @@ class Writing:
 
     @property
     def not_plain(self) -> list[tuple[int, int]]:
-        """The characters that cannot stand as they are."""
         return [*self.left_out, *((ord(one), ord(one)) for one in self.escapes)]
 
     def leaves_out(self, code: int) -> bool:
         """Whether classes and automata leave this character out."""
         return any(low <= code <= high for low, high in self.left_out)
-
-    def written(self, character: str) -> str | None:
-        """How one character is written; None for one that cannot be."""
-        if character in self.escapes:
-            return self.escapes[character]
-        return None if self.leaves_out(ord(character)) else character
 
     def plain(self, ranges: Ranges) -> list[tuple[int, int]]:
         """The characters of the ranges that can stand as they are."""
@@ -187,13 +172,11 @@ class Rules:
         self.size = 0
 
     def reserve(self, hint: str) -> str:
-        """A new name."""
         name = f"{hint}{len(self._bodies)}"
         self._bodies[name] = ""
         return name
 
     def define(self, name: str, body: str) -> str:
-        """Give a name its body; returns the name."""
         self.size += len(body)
         self._bodies[name] = body
         return name
@@ -226,10 +209,7 @@ class Rules:
         return "\n".join([f"root ::= {root}", *bodies]) + "\n"
 
     def repeated(self, item: str, least: int, most: int | None) -> str:
-        """The EBNF of `least` to `most` items (None: any number); `item` is the name of a rule.
-
-        A range of more than 64 ends up to three items early.
-        """
+        """`least` to `most` items (None: any number) of a rule. A range above 64 ends up to three items early."""
         parts = self._exactly(item, least)
         if most is None:
             parts.append(f"{item}*")

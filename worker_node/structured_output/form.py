@@ -24,10 +24,7 @@ _COLONS = (": ", ":")
 
 
 class FormPart(msgspec.Struct, frozen=True):
-    """A JSON schema, not checked yet, and where it stands in the request.
-
-    Where it is not `strict`, keywords that cannot be enforced are dropped.
-    """
+    """A JSON schema and its place in the request. Unless `strict`, what cannot be enforced is dropped."""
 
     schema: Any
     where: str
@@ -125,27 +122,24 @@ class _Writer:
         self.dropped: dict[str, None] = {}
 
     def grammar(self, kinds: list[str]) -> str:
-        """The whole grammar, whose texts are of any of the kinds."""
         grammar = self._rules.text(kinds[0] if len(kinds) == 1 else self._rules.add("choice", " | ".join(kinds)))
         check_cost(grammar, self._where)
         return grammar
 
     def text(self, given: GivenText) -> str:
-        """The rule, or expression, of texts that match a regular expression."""
         where = given.where
         try:
             term = pattern_term(given.source, search=False)
             expression = term_to_ebnf(term, self._rules, self._budget.spend, AS_IT_IS)
         except PatternRefused as error:
-            raise UnsupportedParameter(f"{where}: the expression cannot be enforced: {error}", param=where) from None
+            raise UnsupportedParameter.at(where, f"the expression cannot be enforced: {error}") from None
         except RecursionError:
-            raise BadRequest(f"{where}: it is nested too deeply", param=where) from None
+            raise BadRequest.at(where, "it is nested too deeply") from None
         if expression is None:
             raise NothingAdmitted(where, "no text matches it")
         return expression
 
     def values(self, part: FormPart, schema: Any) -> str:
-        """The rule of JSON values that match a schema, in whose part references are looked up."""
         dropped = None if part.strict else self.dropped
         return add_schema(self._rules, schema, part.where, self._budget, part.schema, dropped)
 
@@ -181,7 +175,7 @@ class _Writer:
             kinds = part.schema.get("type", "object") if isinstance(part.schema, dict) else None
             # Arguments are an object, which parameters need not say.
             if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
-                raise BadRequest(f"{part.where}.type: arguments are an object", param=f"{part.where}.type")
+                raise BadRequest.at(f"{part.where}.type", "arguments are an object")
             return self.values(part, part.schema | {"type": "object"})
         except BadRequest:
             if not form.optional:
@@ -190,10 +184,7 @@ class _Writer:
             return "object"
 
     def text_with_calls(self, form: CallForm) -> str:
-        """Text that is free until a call begins in it.
-
-        The runtime watches for the beginnings itself (`TagDispatch`), so free text costs no tests of the vocabulary.
-        """
+        """Text that is free until a call begins in it: the runtime watches for the beginnings (`TagDispatch`)."""
         if form.tags is not None:
             opening, closing = form.tags
             beginnings = [(opening, self._rules.add("inside", f"ws {self._between_tags(form)} ws {literal(closing)}"))]

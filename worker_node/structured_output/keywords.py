@@ -116,7 +116,7 @@ def read_schema(schema: Any, path: str, dropped: Callable[[CannotEnforce], None]
     Raises BadRequest, naming the part, for a keyword that does not hold what the standard says.
     """
     if not isinstance(schema, dict):
-        raise BadRequest(f"{path}: a schema is an object or a boolean", param=path)
+        raise BadRequest.at(path, "a schema is an object or a boolean")
     found = {key: value for key, value in schema.items() if key not in ANNOTATIONS and not key.startswith("x-")}
     others = found.pop("additionalItems", None)
     if isinstance(found.get("items"), list):  # draft 7
@@ -130,7 +130,7 @@ def read_schema(schema: Any, path: str, dropped: Callable[[CannotEnforce], None]
                 found[exclusive] = found.pop(bound)
     for keyword, value in found.items():
         if keyword in _SHAPES and not _SHAPES[keyword][0](value):
-            raise BadRequest(f"{path}.{keyword}: should be {_SHAPES[keyword][1]}", param=f"{path}.{keyword}")
+            raise BadRequest.at(f"{path}.{keyword}", f"should be {_SHAPES[keyword][1]}")
     for keyword in found:
         if keyword not in _KNOWN:
             dropped(CannotEnforce(path, keyword, "this part of a schema cannot be enforced"))
@@ -182,7 +182,7 @@ class References:
             elif isinstance(found, dict) and key in found:
                 found = found[key]
             else:
-                raise BadRequest(f"{path}.$ref: there is no {fragment[:100]!r} in the schema", param=f"{path}.$ref")
+                raise BadRequest.at(f"{path}.$ref", f"there is no {fragment[:100]!r} in the schema")
         return found
 
 

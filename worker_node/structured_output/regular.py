@@ -39,18 +39,15 @@ class TooManyStates(ValueError):
 
 
 def characters(ranges: Ranges) -> Term:
-    """One character out of these ranges of code points."""
     merged = merged_ranges(ranges)
     return ("set", merged) if merged else NOTHING
 
 
 def text(value: str) -> Term:
-    """Exactly this text."""
     return row(("set", ((ord(character), ord(character)),)) for character in value)
 
 
 def row(terms: Iterable[Term]) -> Term:
-    """One after the other."""
     flat: list[Term] = []
     for term in terms:
         if term == NOTHING:
@@ -60,7 +57,6 @@ def row(terms: Iterable[Term]) -> Term:
 
 
 def either(terms: Iterable[Term]) -> Term:
-    """Any of these."""
     flat: set[Term] = set()
     for term in terms:
         flat |= term[1] if term[0] == "any" else {term}
@@ -70,7 +66,6 @@ def either(terms: Iterable[Term]) -> Term:
 
 
 def both(terms: Iterable[Term]) -> Term:
-    """What is in all of these."""
     flat: set[Term] = set()
     for term in terms:
         flat |= term[1] if term[0] == "both" else {term}
@@ -83,7 +78,6 @@ def both(terms: Iterable[Term]) -> Term:
 
 
 def without(term: Term) -> Term:
-    """Every text but these."""
     if term in (NOTHING, EVERYTHING):
         return EVERYTHING if term == NOTHING else NOTHING
     return term[1] if term[0] == "not" else ("not", term)
@@ -159,18 +153,13 @@ def _derived(term: Term, code: int, spend: Callable[[], None]) -> Term:
 
 
 def matches(term: Term, value: str, spend: Callable[[], None]) -> bool:
-    """Whether the text is in the language."""
     for character in value:
         term = _derived(term, ord(character), spend)
     return _may_end(term)
 
 
 def regular_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None], writing: Writing = JSON_STRING) -> str | None:
-    """The name of a rule for the language, inside a JSON string without the quotes or otherwise written; None if it is
-    empty.
-
-    Texts with characters that the writing leaves out are left out. Raises TooManyStates.
-    """
+    """A rule for the texts that can be written so; None if there are none. Raises TooManyStates."""
     key = term, id(writing)
     if key not in rules.automata:
         rules.automata[key] = _automaton(term, rules, spend, writing)

@@ -99,7 +99,6 @@ def string(rules: Rules, spend: Callable[[], None], schema: Schema, path: str) -
 
 
 def _expressions(schema: Schema, path: str) -> list[str]:
-    """The expressions that the string has to match, the format's as one of them."""
     patterns = schema.get("pattern", ())
     name = schema.get("format")
     if name in REFUSED_FORMATS:
@@ -137,10 +136,7 @@ Digits = list[str]
 
 
 def number(rules: Rules, schema: Schema, path: str, *, whole: bool) -> str:
-    """The rule of a number, or of a `whole` one, between bounds or not, or a multiple of a step.
-
-    Raises CannotEnforce, NothingAdmitted.
-    """
+    """The rule of a number between bounds or not, or a multiple. Raises CannotEnforce, NothingAdmitted."""
     low, high, over, under = (
         Fraction(json.dumps(schema[key])) if key in schema else None
         for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

@@ -14,7 +14,7 @@ from typing import Any
 from worker_node.core.errors import BadRequest, UnsupportedParameter
 from worker_node.structured_output.combining import Combiner, types_of
 from worker_node.structured_output.cost import MAX_DEPTH, MAX_GRAMMAR_CHARACTERS, Budget, check_cost, too_large
-from worker_node.structured_output.ebnf import Rules, json_literal, one_constant
+from worker_node.structured_output.ebnf import Rules, compact_json, json_literal, one_text
 from worker_node.structured_output.keywords import (
     KEYWORDS_OF,
     TYPES,
@@ -62,7 +62,7 @@ def add_schema(
     try:
         return Compiler(schema if document is None else document, budget, rules, dropped).rule(schema, where)
     except RecursionError:
-        raise BadRequest(f"{where}: a value in the schema is nested too deeply", param=where) from None
+        raise BadRequest.at(where, "a value in the schema is nested too deeply") from None
 
 
 class Compiler:
@@ -93,8 +93,8 @@ class Compiler:
         """The name of a rule, or an expression, for a schema."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise UnsupportedParameter(
-                f"{path}: the schema is too deep to be enforced: the bound here is {MAX_DEPTH} levels", param=path
+            raise UnsupportedParameter.at(
+                path, f"the schema is too deep to be enforced: the bound here is {MAX_DEPTH} levels"
             )
         if self.rules.size > MAX_GRAMMAR_CHARACTERS:
             raise too_large(path, self.rules.size)
@@ -105,10 +105,7 @@ class Compiler:
             self._depth -= 1
 
     def inside(self, schema: Any, path: str) -> str | NothingAdmitted:
-        """A rule for a part of an object or a list, where a definition may be used in itself.
-
-        The reason, for the caller to raise or to pass over, if there is no value to write.
-        """
+        """A rule for a part, where a definition may be used in itself; the reason, if it has no value to write."""
         outside, self._open = self._open, []
         try:
             return self.rule(schema, path)
@@ -181,7 +178,7 @@ class Compiler:
         beside = {key: value for key, value in schema.items() if key != "$ref"}
         key = (target, comparable(beside) if beside else "")
         if key in self._open:
-            raise BadRequest(f"{path}.$ref: {target[:100]!r} is defined by itself", param=f"{path}.$ref")
+            raise BadRequest.at(f"{path}.$ref", f"{target[:100]!r} is defined by itself")
         if key in self._dead:
             raise self._dead[key]
         if key not in self._named:
@@ -205,9 +202,9 @@ class Compiler:
 
     def _constants(self, schema: Schema, path: str) -> str:
         try:
-            constants = one_constant(self._values_of(schema, path))
+            constants = one_text(map(compact_json, self._values_of(schema, path)))
         except ValueError:
-            raise BadRequest(f"{path}: a constant that cannot be written in JSON", param=path) from None
+            raise BadRequest.at(path, "a constant that cannot be written in JSON") from None
         if not constants:
             raise NothingAdmitted(path)
         return self.rules.add("const", constants)
@@ -352,7 +349,6 @@ def _counts(schema: Schema, path: str, what: str) -> tuple[int, int | None]:
 
 
 def _listed(rules: Rules, item: str, least: int, most: int | None) -> str:
-    """Items of one kind, with commas."""
     following = rules.add("next", f'ws "," ws {item}')
     rest = rules.repeated(following, max(0, least - 1), None if most is None else min(most, MAX_COUNT) - 1)
     return f"({item} {rest})" if least else f"({item} {rest})?"

@@ -1,7 +1,5 @@
 """/api/generate and /api/chat."""
 
-import json
-
 import pytest
 
 from tests.support.events import ndjson
@@ -45,18 +43,6 @@ async def test_a_chat_streams_by_default(http, node):
     check_last(whole, 8)
 
 
-async def test_generate_is_the_chat_of_one_turn(http, node):
-    prompt = CAPITAL[0]["content"]
-    _, generated = await call(http, node, "generate", prompt=prompt, options={"num_predict": 32})
-    _, chatted = await call(http, node, "chat", messages=CAPITAL, options={"num_predict": 32})
-    assert generated["response"] == chatted["message"]["content"]
-    assert generated["response"]
-    assert generated["done_reason"] == "stop"
-    assert generated["prompt_eval_count"] == chatted["prompt_eval_count"]
-    frames = await stream(http, node, "generate", prompt=prompt, options={"num_predict": 32})
-    assert "".join(frame["response"] for frame in frames) == generated["response"]
-
-
 async def test_raw_skips_the_template_and_system_is_a_first_message(http, node):
     _, raw = await call(http, node, "generate", prompt="One, two, three,", raw=True, options={"num_predict": 4})
     _, plain = await call(http, node, "generate", prompt="One, two, three,", options={"num_predict": 4})
@@ -70,25 +56,6 @@ async def test_raw_skips_the_template_and_system_is_a_first_message(http, node):
         options={"num_predict": 4},
     )
     assert system["response"] == turns["message"]["content"]
-
-
-async def test_a_format_is_held_to(http, node):
-    schema = {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "minimum": 0}},
-        "required": ["city", "people"],
-    }
-    options = {"num_predict": 100, "temperature": 1.5, "seed": 3}
-    _, body = await call(http, node, "chat", messages=CAPITAL, format=schema, options=options)
-    answer = json.loads(body["message"]["content"])
-    assert set(answer) == {"city", "people"}
-    names = {"type": "array", "items": {"enum": ["a", "b"]}, "contains": {}, "prefixItems": [{"enum": ["a"]}]}
-    reply, body = await call(http, node, "chat", messages=CAPITAL, format=names, options=options)
-    assert reply.status == 200
-    assert reply.headers["X-NPU-Node-Ignored"] == "format.contains"
-    assert json.loads(body["message"]["content"])[:1] in ([], ["a"])
-    _, body = await call(http, node, "generate", prompt="A person as JSON", format="json", options=options)
-    assert body["response"].startswith("{")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from tests.support.events import ndjson
 from tests.support.nodes import start_node
 
 EMBEDDER = "all-minilm"
@@ -98,25 +97,6 @@ async def test_unloading_an_unloaded_model_does_not_load_it(http, own_node, rout
         # The engine's process ends after the reply.
         await asyncio.to_thread(own_node.wait_for, lambda body: body["models"][0]["state"] == "unloaded")
     assert own_node.engine_pids()["all-minilm-l6-v2"] is None
-
-
-async def test_pulling_what_is_there_succeeds_at_once(http, node):
-    async with http.post(node.url + "/api/pull", json={"model": "smollm2"}) as reply:
-        lines = await ndjson(reply)
-    assert lines[0] == {"status": "pulling manifest"}
-    assert lines[-1] == {"status": "success"}
-    _, body = await post(http, node.url + "/api/pull", model="smollm2", stream=False)
-    assert body == {"status": "success"}
-    reply, body = await post(http, node.url + "/api/pull", model="no-such-model")
-    assert reply.status == 404
-    assert "no-such-model" in body["error"]
-
-
-@pytest.mark.parametrize("route", ["create", "copy", "push"])
-async def test_what_is_not_offered_says_so(http, node, route):
-    reply, body = await post(http, f"{node.url}/api/{route}", model="x")
-    assert reply.status == 501
-    assert set(body) == {"error"}
 
 
 async def test_errors_have_ollamas_form_below_api_only(http, node):

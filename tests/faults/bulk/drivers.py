@@ -76,16 +76,7 @@ def _serve():
         print(answer, flush=True)
 
 
-def _drive(
-    source,
-    out,
-    step=None,
-    sign="SIGKILL",
-    occurrence=1,
-    largest_file=None,
-    shard=None,
-    deadly=None,
-):
+def _drive(source, out, step=None, sign="SIGKILL", occurrence=1, largest_file=None, shard=None, deadly=None):
     """Run a job. Its process gets the signal when it reaches the step for the nth time, and SIGKILL when it reads the
     Parquet fragment that begins at the row `deadly`.
     """
@@ -106,10 +97,9 @@ def _drive(
     observe(kill)
     if deadly is not None:
         _make_deadly(deadly)
-    if largest_file:
+    if largest_file is not None:
         # Bytecode that is cut off at the limit would break every later import of its module.
         sys.dont_write_bytecode = True
-    if largest_file is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123

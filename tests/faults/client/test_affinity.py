@@ -10,8 +10,7 @@ import backend_client
 from backend_client import ConfigurationError, InferenceClient, sync
 from backend_client.testing import FakeCloud
 from backend_client.testing.node import WRITER
-from tests.faults.client.test_gateway import gateway
-from tests.faults.client.test_gateway_keys import made_keys
+from tests.faults.client.gateways import gateway, made_keys
 
 TALKS, TURNS = 12, 5
 SECRET = "anna's talk of 47Zq11"
@@ -67,12 +66,6 @@ async def test_without_affinity_the_load_alone_decides(fleet):
     options = backend_client.ClientOptions(affinity=False)
     async with fleet.async_client(options=options) as client:
         assert not all_on_one_node(await nodes_of_talks(lambda talk, turn: by_chat(client, talk, turn)))
-
-
-async def test_it_is_switched_off_in_the_environment(fleet, monkeypatch):
-    monkeypatch.setenv("NPU_CLIENT_AFFINITY", "false")
-    async with InferenceClient.from_settings(fleet.settings()) as client:
-        assert client.npu.options.affinity is False
 
 
 async def test_the_sdk_keeps_a_prompt_cache_key_on_one_node(fleet):

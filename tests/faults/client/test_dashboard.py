@@ -41,10 +41,7 @@ async def test_a_node_that_dies_is_down_since_then_and_up_when_it_is_back(pair):
         second = (await page.state())["nodes"][1]
         assert (second["usable"], second["status"], second["since"]) == (False, "unreachable", 1060.0)
         assert second["state"] is None
-        assert second["trouble"]
-        assert second["state_trouble"] == second["trouble"]
-        assert second["breaker"] != "closed"
-
+        assert second["state_trouble"] == second["trouble"] != ""
         dies.health_respond = None
         states[dies.url] = {"kind": "node", "name": "again"}
         await settled(client, dies.url, usable=True)
@@ -57,6 +54,14 @@ def detailed(handler):
     return ScriptedNode(routes=[web.get("/dashboard/state", handler)]).running()
 
 
+# What a browser's page would not read.
+UNREADABLE = [
+    {"models": 5}, {"models": [None]}, {"models": [{"id": "m", "engines": [{"state": "ready", "reason": 1}]}]},
+    {"history": {"requests": "abc"}}, {"devices": "x"}, {"failures": {}}, {"events": [1]}, {"made": {"m": 1}},
+    {"npu": []}, {"routes": [{"count": 1.5}]},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("status", "body", "why"),
     [
@@ -64,6 +69,10 @@ def detailed(handler):
         (404, b"{}", "HTTP 404"),
         (200, b"<html>", "not its state"),
         (200, b'{"kind": "fleet"}', "not its state"),
+        *((200, json.dumps({"kind": "node", **state}).encode(), "not its state") for state in UNREADABLE),
+        (200, b'{"kind": "node", "x": NaN}', "not its state"),
+        (200, b'{"kind": "node", "x": 1e999}', "not its state"),
+        (200, b"[" * 100_000, "not its state"),
     ],
 )
 async def test_an_answer_that_is_not_a_state_is_an_error_without_the_key(status, body, why):
@@ -100,12 +109,9 @@ async def test_the_state_reaches_the_page(http):
                 if told["state"] and plain["state_trouble"]:
                     break
                 await asyncio.sleep(0.02)
-    assert fleet["kind"] == "fleet"
-    assert told["state"]["name"] == "one"
     # A scripted node has no dashboard, as one of an older version: its /health is known all the same.
     assert "HTTP 404" in plain["state_trouble"]
     assert [model["state"] for model in plain["models"]] == ["ready", "ready"]
-    json.dumps(fleet)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from functools import partial
 import aiohttp
 import pytest
 from aiohttp import web
+from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
-from backend_client import InferenceClient, NPUClient
 from backend_client.errors import ConfigurationError
 from backend_client.gateway import cli as gateway_cli
 from backend_client.gateway import keys as gateway_keys
@@ -18,43 +18,42 @@ from backend_client.gateway import limits as gateway_limits
 from backend_client.gateway.keys import KeyStore, Team
 from backend_client.gateway.limits import Limits
 from backend_client.http.errors import Problem
-from backend_client.http.messages import Request
 from backend_client.http.replies import TokenCount, asking_for_usage, tokens_of_prompt
-from backend_client.lifetime import Deadline
 from backend_client.results import Usage
-from backend_client.testing.node import EMBEDDER, WRITER, route_headers
-from tests.faults.client.test_gateway import CHAT, STREAM, gateway
-from tests.faults.scripted_node import answering, choice, data_event, error_response
-
-
-def made_keys(path, *names):
-    with contextlib.closing(KeyStore(path)) as store:
-        return [store.add(name) for name in names]
-
-
-async def status_with(http, key):
-    async with http.post("/v1/chat/completions", json=STREAM, headers={"x-api-key": key}) as reply:
-        await reply.read()
-        return reply.status
+from backend_client.testing.node import EMBEDDER, route_headers
+from tests.faults.client.gateways import (
+    CHAT,
+    CHAT_PATH,
+    STREAM,
+    asked,
+    draining,
+    gateway,
+    made_keys,
+    metrics_of,
+    streaming,
+)
+from tests.faults.scripted_node import answering
 
 
 async def test_requests_are_served_while_another_process_locks_the_file(scripted, tmp_path):
     file = tmp_path / "keys.db"
     (key,) = made_keys(file, "team")
     async with gateway(scripted, keys=file, allowed_networks="127.0.0.0/8") as http:
-        assert await status_with(http, key) == 200
+        assert (await asked(http, key)).status == 200
         with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
-            statuses = await asyncio.gather(*(status_with(http, key) for _ in range(20)))
-            assert set(statuses) == {200}
-            assert await status_with(http, "npugw_" + "0" * 12 + "_" + "a" * 43) == 503, "it may have been made since"
+            replies = await asyncio.gather(*(asked(http, key) for _ in range(20)))
+            assert {reply.status for reply in replies} == {200}
+            assert (await asked(http, "npugw_" + "0" * 12 + "_" + "a" * 43)).status == 503, (
+                "it may have been made since"
+            )
             node = {"Authorization": f"Bearer {key}"}
             assert (await http.post("/announce", json={"url": "http://127.0.0.1:1"}, headers=node)).status == 503
             other.execute("ROLLBACK")
         with contextlib.closing(KeyStore(file)) as store:
             store.revoke(key.split("_")[1])
         async with asyncio.timeout(30):
-            while await status_with(http, key) != 401:
+            while (await asked(http, key)).status != 401:
                 await asyncio.sleep(0.05)
 
 
@@ -63,22 +62,22 @@ async def test_a_file_that_replaces_the_keys_counts_from_the_next_request(script
     other.parent.mkdir()
     (old,), (new,) = made_keys(file, "old"), made_keys(other, "new")
     async with gateway(scripted, keys=file) as http:
-        assert [await status_with(http, key) for key in (old, new)] == [200, 401]
+        assert [(await asked(http, key)).status for key in (old, new)] == [200, 401]
         for name in ("keys.db.secret", "keys.db"):
             (other.parent / name).replace(file.parent / name)
-        assert [await status_with(http, key) for key in (old, new)] == [401, 200]
+        assert [(await asked(http, key)).status for key in (old, new)] == [401, 200]
 
 
 async def test_the_keys_that_were_read_last_count_for_some_minutes_without_their_file(scripted, tmp_path, monkeypatch):
     file = tmp_path / "keys.db"
     (key,) = made_keys(file, "team")
     async with gateway(scripted, keys=file) as http:
-        assert await status_with(http, key) == 200
+        assert (await asked(http, key)).status == 200
         file.unlink()
-        assert await status_with(http, key) == 200
+        assert (await asked(http, key)).status == 200
         assert not file.exists()
         monkeypatch.setattr(gateway_keys, "STALE_S", -1.0)
-        assert await status_with(http, key) == 503
+        assert (await asked(http, key)).status == 503
 
 
 def test_no_new_secret_is_made_beside_existing_keys(tmp_path):
@@ -133,37 +132,35 @@ async def test_the_keys_of_a_team_share_one_count_whatever_their_limits():
 async def test_no_request_waits_for_a_store_of_limits_that_hangs_but_the_one_that_tries_it(monkeypatch):
     failures, asked = [], []
 
-    class Hanging:
-        async def hit(self, *_, **__):
-            asked.append(1)
-            await asyncio.Event().wait()
+    async def hang(*_):
+        asked.append(1)
+        await asyncio.Event().wait()
 
     monkeypatch.setattr(gateway_limits, "_PATIENCE_S", 0.01)
     monkeypatch.setattr(gateway_limits, "_PAUSE_S", 3600.0)
     limits, team = Limits("memory://", lambda: failures.append(1)), Team("team", requests=1)
-    limits._windows, windows = Hanging(), limits._windows
-    for _ in range(20):
-        await limits.admit(team)
+    with monkeypatch.context() as hanging:
+        hanging.setattr(SlidingWindowCounterRateLimiter, "hit", hang)
+        for _ in range(20):
+            await limits.admit(team)
     assert (len(asked), len(failures)) == (1, 20)
-    limits._windows, limits._next_try = windows, 0.0
+    limits._guard._next_try = 0.0
     await limits.admit(team)
     with pytest.raises(Problem):
         await limits.admit(team)
 
 
-async def counted(http, key):
-    """The tokens of the prompts and the answers of all teams."""
-    text = await (await http.get("/metrics", headers={"x-api-key": key})).text()
-    lines = [line for line in text.splitlines() if line.startswith("npu_gateway_tokens_total{")]
-    return tuple(sum(float(line.split()[-1]) for line in lines if f'kind="{kind}"' in line) for kind in KINDS)
-
-
-KINDS = ("prompt", "completion")
-
-
 async def until_counted(http, key, tokens):
+    """The tokens of prompts and answers are these."""
+
+    async def counted(kind):
+        lines = (await metrics_of(http, key)).splitlines()
+        return sum(
+            float(line.split()[-1]) for line in lines if line.startswith(f'npu_gateway_tokens_total{{kind="{kind}"')
+        )
+
     async with asyncio.timeout(30):
-        while await counted(http, key) != tokens:
+        while (await counted("prompt"), await counted("completion")) != tokens:
             await asyncio.sleep(0.02)
 
 
@@ -180,10 +177,7 @@ async def stream_of(request):
     parts = [chunk("Hi "), chunk('"usage":null,"usage":null'), chunk("", npu_busy_delta_us=5)]
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":20,"completion_tokens":9}}\n\n'
     parts = [*parts, usage] if with_usage else [part.replace(b',"usage":null', b"") for part in parts]
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **route_headers(WRITER)})
-    await response.prepare(request)
-    await response.write(b"".join([*parts, b"data: [DONE]\n\n"]))
-    return response
+    return await streaming(b"".join([*parts, b"data: [DONE]\n\n"]))(request)
 
 
 @pytest.mark.parametrize(
@@ -194,10 +188,11 @@ async def test_a_stream_counts_whether_or_not_its_usage_was_asked_for(scripted, 
     (key,) = made_keys(tmp_path / "keys.db", "team")
     scripted.respond = stream_of
     async with gateway(scripted, keys=tmp_path / "keys.db") as http, aiohttp.ClientSession() as direct:
-        reply = await http.post("/v1/chat/completions", json=STREAM | options, headers={"x-api-key": key})
+        reply = await http.post(CHAT_PATH, json=STREAM | options, headers={"x-api-key": key})
         as_sent = await direct.post(f"{scripted.url}/v1/chat/completions", json=STREAM | options)
         assert await reply.read() == await as_sent.read()
         await until_counted(http, key, (20.0, 9.0))
+        assert 'npu_client_served_calls_total{source="node"} 1.0' in await metrics_of(http, key)
 
 
 @pytest.mark.parametrize(
@@ -219,17 +214,9 @@ async def test_tokens_that_only_the_head_of_a_reply_names_count(scripted, tmp_pa
 
 async def test_a_stream_that_its_caller_leaves_counts_its_prompt_and_what_was_passed_on(scripted, tmp_path):
     (key,) = made_keys(tmp_path / "keys.db", "team")
-
-    async def respond(request):
-        headers = {"Content-Type": "text/event-stream", **route_headers(WRITER), "X-NPU-Node-Token-Count": "100"}
-        response = web.StreamResponse(headers=headers)
-        await response.prepare(request)
-        await response.write(chunk("Hi ") * 3)
-        await asyncio.Event().wait()
-
-    scripted.respond = respond
+    scripted.respond = streaming(chunk("Hi ") * 3, asyncio.Event().wait, **{"X-NPU-Node-Token-Count": "100"})
     async with gateway(scripted, keys=tmp_path / "keys.db") as http:
-        async with http.post("/v1/chat/completions", json=STREAM, headers={"x-api-key": key}) as reply:
+        async with http.post(CHAT_PATH, json=STREAM, headers={"x-api-key": key}) as reply:
             for _ in range(6):
                 await reply.content.readline()
             reply.close()
@@ -238,22 +225,17 @@ async def test_a_stream_that_its_caller_leaves_counts_its_prompt_and_what_was_pa
 
 async def test_a_stream_of_the_cloud_counts_also_when_its_caller_leaves(scripted, cloud, tmp_path):
     (key,) = made_keys(tmp_path / "keys.db", "team")
-    scripted.respond = answering(lambda: error_response(503, "draining"))
+    scripted.respond = draining
     async with gateway(scripted, cloud=cloud, keys=tmp_path / "keys.db") as http:
-        whole = await http.post("/v1/chat/completions", json=CHAT, headers={"x-api-key": key})
-        usage = (await whole.json())["usage"]
+        usage = (await (await asked(http, key, CHAT)).json())["usage"]
         said = usage["prompt_tokens"], usage["completion_tokens"]
-        reply = await http.post("/v1/chat/completions", json=STREAM, headers={"x-api-key": key})
-        assert "usage" not in await reply.text()
+        assert "usage" not in await (await asked(http, key)).text()
         await until_counted(http, key, (said[0] * 2, said[1] * 2))
 
 
 def test_what_asks_for_the_usage_leaves_the_rest_of_a_body_as_it_is():
     sent = b'{ "stream" : true, "odd": 1.50 } \n'
-    assert (
-        asking("/v1/chat/completions", sent)
-        == b'{ "stream" : true, "odd": 1.50 ,"stream_options": {"include_usage": true}}'
-    )
+    assert asking(CHAT_PATH, sent) == b'{ "stream" : true, "odd": 1.50 ,"stream_options": {"include_usage": true}}'
     assert asking("/api/chat", sent) == sent
     assert asking("/v1/completions", b'{"stream": false}') == b'{"stream": false}'
     asked = {"stream": True, "stream_options": {"include_usage": True, "a": 1}}
@@ -276,30 +258,3 @@ def test_what_the_cloud_has_not_said_yet_is_estimated(content):
     for text in ("Hi", "y" * 40):
         count.write(text)
     assert count.usage == Usage(100, 11)
-
-
-async def test_the_tokens_of_a_forwarded_stream_count_like_those_of_a_whole_reply(scripted):
-    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-
-    async def respond(request):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **route_headers(WRITER)})
-        await response.prepare(request)
-        await response.write(data_event({"choices": [choice({"content": "Hi"})]}))
-        # In a part of its own: what comes at once is no stream for the gateway.
-        await asyncio.sleep(0.1)
-        await response.write(
-            data_event({"choices": [choice({}, "stop")]}) + data_event({"choices": [], "usage": usage})
-        )
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-    scripted.respond = respond
-    async with InferenceClient(NPUClient([scripted.url])) as client:
-        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
-        limits = {"deadline": Deadline.after(60), "model": WRITER}
-        asked = Request(path="/v1/chat/completions", body=body, content=json.dumps(body).encode(), **limits)
-        found = await client.core.backend.forward(asked)
-        assert client.ledger.local.calls == 0
-        assert b"usage" not in b"".join([part async for part in found.content])
-        counted = client.ledger.local
-        assert (counted.calls, counted.prompt_tokens, counted.completion_tokens) == (1, 7, 3)

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import ipaddress
+import json
 import sqlite3
+import time
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -19,7 +21,7 @@ from backend_client.gateway.cli import main
 from backend_client.gateway.keys import EXPIRY_S, KeyFile, KeyStore, Registry
 from backend_client.http.addresses import parse_nodes
 from backend_client.http.errors import Problem
-from tests.faults.client.test_gateway import STREAM, gateway
+from tests.faults.client.gateways import STREAM, asked, gateway, made_keys
 
 NETWORKS = [ipaddress.ip_network("10.0.0.0/24"), ipaddress.ip_network("fd00::/64")]
 HERE = {"url": "http://10.0.0.21:8081"}
@@ -36,44 +38,48 @@ def registry(tmp_path, now):
         yield Registry(file, NETWORKS, lambda: now[0])
 
 
+def announce(registry, key, **given):
+    return registry.announce(key, json.dumps(HERE | given).encode())
+
+
 def status_of(registry, key, given):
     with pytest.raises(Problem) as refused:
-        registry.announce(key, given)
+        registry.announce(key, json.dumps(given).encode())
     return refused.value.status
 
 
 def test_an_announced_node_is_a_member_until_it_is_silent(registry, now):
     key = registry.enrol("one")
     assert registry.members() == {}
-    assert registry.announce(key, {**HERE, "api_key": "its-own", "version": "0.1.0", "labels": {"site": "a"}}) == "one"
+    assert announce(registry, key, api_key="its-own", version="0.1.0", labels={"site": "a"}) == "one"
     assert registry.members() == {"http://10.0.0.21:8081": "its-own"}
     (row,) = registry.list()
     assert (row.name, row.live, row.labels) == ("one", True, {"site": "a"})
     now[0] += EXPIRY_S
     assert registry.members() == {}
-    registry.announce(key, HERE)
+    announce(registry, key)
     now[0] -= 1000
     assert registry.members() == {}, "a clock that was set back keeps no node"
 
 
 def test_an_enrolment_has_one_address_and_an_address_one_enrolment(registry, now):
     one, two = registry.enrol("one"), registry.enrol("two")
-    registry.announce(one, HERE)
+    announce(registry, one)
     assert status_of(registry, one, {"url": "http://10.0.0.22:8081"}) == 409
     assert status_of(registry, two, HERE) == 409
-    registry.announce(one, {**HERE, "draining": True})
-    registry.announce(two, HERE)
+    announce(registry, one, draining=True)
+    announce(registry, two)
     assert list(registry.members()) == ["http://10.0.0.21:8081"]
     now[0] += EXPIRY_S
-    registry.announce(one, {"url": "http://10.0.0.22:8081"})
+    announce(registry, one, url="http://10.0.0.22:8081")
     assert list(registry.members()) == ["http://10.0.0.22:8081"]
 
 
 def test_drained_and_removed_nodes_are_no_members(registry):
     key = registry.enrol("one")
-    registry.announce(key, HERE)
+    announce(registry, key)
     registry.drain("one")
-    registry.announce(key, HERE)
+    announce(registry, key)
     assert registry.members() == {}
     registry.drain("one", drained=False)
     assert list(registry.members()) == ["http://10.0.0.21:8081"]
@@ -83,12 +89,20 @@ def test_drained_and_removed_nodes_are_no_members(registry):
         registry.drain("one")
 
 
-def test_one_key_for_a_name(registry):
-    registry.enrol("one")
-    with pytest.raises(ConfigurationError, match="one is enrolled already"):
-        registry.enrol("one")
-    with pytest.raises(ConfigurationError, match="a node's name must be"):
-        registry.enrol("../one")
+@pytest.mark.parametrize(
+    ("name", "port", "message"),
+    [
+        ("one", 8081, "one is enrolled already"),
+        ("../one", 8081, "a node's name must be"),
+        ("two", 0, "must be from 1 to 65535, got 0"),
+    ],
+)
+def test_a_key_is_for_one_name_and_one_port(registry, name, port, message):
+    key = registry.enrol("one", 9000)
+    with pytest.raises(ConfigurationError, match=message):
+        registry.enrol(name, port)
+    assert status_of(registry, key, HERE) == 403
+    announce(registry, key, url="http://10.0.0.21:9000")
 
 
 @pytest.mark.parametrize(
@@ -100,16 +114,12 @@ def test_one_key_for_a_name(registry):
         ("http://169.254.169.254:80", 403),
         ("http://node.example:8081", 400),
         ("http://2130706433:8081", 400),
-        ("http://0x7f.1:8081", 400),
-        ("http://10.0.0.21", 400),
+        ("http://10.0.0.21", 403),
         ("http://10.0.0.21:8081/admin", 400),
-        ("http://10.0.0.21:8081/?a=b", 400),
         ("http://user@10.0.0.21:8081", 400),
         ("file:///etc/passwd", 400),
-        ("ftp://10.0.0.21:8081", 400),
         ("http://[fd00::1%25eth0]:8081", 400),
         ("http://10.0.0.21:99999", 400),
-        ("//10.0.0.21:8081", 400),
         ("", 400),
         (None, 400),
         (["http://10.0.0.21:8081"], 400),
@@ -139,6 +149,12 @@ def test_every_field_is_checked(registry, more):
     assert status_of(registry, registry.enrol("two"), [HERE | more]) == 400
 
 
+@pytest.mark.parametrize("content", [b"", b"[" * 8000, b"\xff"])
+def test_an_announcement_is_json(registry, content):
+    with pytest.raises(Problem, match="an announcement: Invalid JSON"):
+        registry.announce(registry.enrol("one"), content)
+
+
 def test_a_team_is_no_node_and_a_node_no_team(registry, tmp_path):
     teams = KeyStore(tmp_path / "keys.db")
     team, node = teams.add("team"), registry.enrol("one")
@@ -148,136 +164,113 @@ def test_a_team_is_no_node_and_a_node_no_team(registry, tmp_path):
     teams.close()
 
 
+class Announcing:
+    """A gateway, a node's key for it, and a team that asks."""
+
+    def __init__(self, http, registry, key, team):
+        self.http = http
+        self.registry = registry
+        self._key = key
+        self._team = team
+
+    async def announce(self, **given):
+        reply = await self.http.post("/announce", json=given, headers={"Authorization": f"Bearer {self._key}"})
+        return reply.status
+
+    async def ask(self):
+        return await asked(self.http, self._team)
+
+    async def until(self, status):
+        async with asyncio.timeout(20):
+            while (await self.ask()).status != status:
+                await asyncio.sleep(0.02)
+
+
 @asynccontextmanager
 async def open_gateway(tmp_path, monkeypatch, port, *nodes):
-    """A gateway that looks often, the key of a team and of a node, and what announces."""
+    """A gateway that looks often."""
     monkeypatch.setattr(gateway_app, "_LOOK_S", 0.02)
     file = tmp_path / "keys.db"
-    teams = KeyStore(file)
-    registry = Registry(teams.file)
-    headers = {"x-api-key": teams.add("team")}
-    key = registry.enrol("one", port)
-    async with gateway(*nodes, keys=file, allowed_networks="127.0.0.0/8, ::1/128") as http:
-
-        async def announce(**given):
-            reply = await http.post("/announce", json=given, headers={"Authorization": f"Bearer {key}"})
-            return reply.status
-
-        async def ask():
-            reply = await http.post("/v1/chat/completions", json=STREAM, headers=headers)
-            await reply.read()
-            return reply
-
-        yield http, announce, ask, registry
-    teams.close()
+    (team,) = made_keys(file, "team")
+    with contextlib.closing(KeyFile(file)) as used:
+        registry = Registry(used)
+        key = registry.enrol("one", port)
+        async with gateway(*nodes, keys=file, allowed_networks="127.0.0.0/8, ::1/128") as http:
+            yield Announcing(http, registry, key, team)
 
 
-async def until(condition):
+@pytest.fixture
+async def fleet(tmp_path, monkeypatch, scripted):
+    """Of the one node that its gateway does not know."""
+    async with open_gateway(tmp_path, monkeypatch, URL(scripted.url).port) as opened:
+        yield opened
+
+
+def keys_given(node):
+    return {request.headers.get("Authorization") for request in node.requests}
+
+
+@pytest.mark.parametrize(("own", "given"), [({"api_key": "its-own"}, "Bearer its-own"), ({}, None)])
+async def test_an_announced_node_serves_with_its_own_key_and_never_the_shared_one(fleet, scripted, own, given):
+    assert (await fleet.ask()).status == 503
+    assert await fleet.announce(url=scripted.url, **own) == 200
+    await fleet.until(200)
+    assert keys_given(scripted) == {given}
+    fleet.registry.drain("one")
+    await fleet.until(503)
+    fleet.registry.drain("one", drained=False)
+    await fleet.until(200)
+    assert await fleet.announce(url=scripted.url, draining=True) == 200
+    await fleet.until(503)
+
+
+async def test_no_node_is_silent_while_no_announcement_can_be_written(fleet, scripted, tmp_path, monkeypatch, caplog):
+    assert await fleet.announce(url=scripted.url) == 200
+    await fleet.until(200)
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr(gateway_keys, "EXPIRY_S", 0.0)
+        async with asyncio.timeout(20):
+            while "the announced nodes stay as they are" not in caplog.text:
+                await asyncio.sleep(0.02)
+        assert (await fleet.ask()).status == 200
+        assert await fleet.announce(url=scripted.url) == 503
+        other.execute("ROLLBACK")
     async with asyncio.timeout(20):
-        while not await condition():
+        while await fleet.announce(url=scripted.url) != 200:
             await asyncio.sleep(0.02)
-
-
-async def test_an_announced_node_serves_with_its_own_key_and_never_the_shared_one(tmp_path, monkeypatch, scripted):
-    async with open_gateway(tmp_path, monkeypatch, URL(scripted.url).port) as (_, announce, ask, registry):
-        assert (await ask()).status == 503
-        assert await announce(url=scripted.url, api_key="its-own") == 200
-
-        async def served():
-            return (await ask()).status == 200
-
-        await until(served)
-        assert {request.headers.get("Authorization") for request in scripted.requests} == {"Bearer its-own"}
-        registry.drain("one")
-
-        async def refused():
-            return (await ask()).status == 503
-
-        await until(refused)
-        registry.drain("one", drained=False)
-        await until(served)
-        assert await announce(url=scripted.url, draining=True) == 200
-        await until(refused)
-
-
-async def test_no_node_is_silent_while_no_announcement_can_be_written(tmp_path, monkeypatch, scripted, caplog):
-    async with open_gateway(tmp_path, monkeypatch, URL(scripted.url).port) as (_, announce, ask, _registry):
-        assert await announce(url=scripted.url) == 200
-
-        async def served():
-            return (await ask()).status == 200
-
-        async def refused():
-            return not await served()
-
-        await until(served)
-        with contextlib.closing(sqlite3.connect(tmp_path / "keys.db", isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            monkeypatch.setattr(gateway_keys, "EXPIRY_S", 0.0)
-
-            async def failed():
-                return "the announced nodes stay as they are" in caplog.text
-
-            await until(failed)
-            assert await served()
-            assert await announce(url=scripted.url) == 503
-            other.execute("ROLLBACK")
-
-        async def written():
-            return await announce(url=scripted.url) == 200
-
-        await until(written)
-        assert await served()
-        monkeypatch.setattr(gateway_app, "EXPIRY_S", 0.0)
-        await until(refused)
+    assert (await fleet.ask()).status == 200
+    monkeypatch.setattr(gateway_app, "EXPIRY_S", 0.0)
+    await fleet.until(503)
 
 
 def test_a_node_that_left_or_is_drained_is_not_kept(registry, now):
     one, two = registry.enrol("one"), registry.enrol("two")
-    registry.announce(one, HERE)
-    registry.announce(two, {"url": "http://10.0.0.22:8081"})
+    announce(registry, one)
+    announce(registry, two, url="http://10.0.0.22:8081")
     members = registry.members()
     now[0] += EXPIRY_S
     assert registry.members(members) == members
-    registry.announce(one, {**HERE, "draining": True})
+    announce(registry, one, draining=True)
     registry.drain("two")
     assert registry.members(members) == {}
 
 
-def test_a_key_is_for_one_port(registry):
-    key = registry.enrol("one", 9000)
-    assert status_of(registry, key, HERE) == 403
-    registry.announce(key, {"url": "http://10.0.0.21:9000"})
-    with pytest.raises(ConfigurationError, match="must be from 1 to 65535, got 0"):
-        registry.enrol("two", 0)
-
-
 def test_an_ipv4_address_written_as_one_of_ipv6_is_the_same_node(registry):
     one, two = registry.enrol("one"), registry.enrol("two")
-    registry.announce(one, {"url": "http://[::ffff:10.0.0.21]:8081"})
+    announce(registry, one, url="http://[::ffff:10.0.0.21]:8081")
     assert list(registry.members()) == [HERE["url"]]
     assert status_of(registry, two, HERE) == 409
 
 
-async def test_a_node_without_a_key_of_its_own_gets_none(tmp_path, monkeypatch, scripted):
-    async with open_gateway(tmp_path, monkeypatch, URL(scripted.url).port) as (_, announce, ask, _registry):
-        assert await announce(url=scripted.url) == 200
-
-        async def served():
-            return (await ask()).status == 200
-
-        await until(served)
-    assert not any("Authorization" in request.headers for request in scripted.requests)
-
-
 async def test_a_node_of_the_settings_keeps_its_place_and_its_key(tmp_path, monkeypatch, scripted):
-    async with open_gateway(tmp_path, monkeypatch, URL(scripted.url).port, scripted) as (_, announce, ask, registry):
-        assert await announce(url=scripted.url, api_key="stolen") == 200
+    async with open_gateway(tmp_path, monkeypatch, URL(scripted.url).port, scripted) as opened:
+        assert await opened.announce(url=scripted.url, api_key="stolen") == 200
         await asyncio.sleep(0.1)
-        registry.remove("one")
+        opened.registry.remove("one")
         await asyncio.sleep(0.1)
-        assert (await ask()).status == 200
-    assert {request.headers.get("Authorization") for request in scripted.requests} == {"Bearer shared-key"}
+        assert (await opened.ask()).status == 200
+    assert keys_given(scripted) == {"Bearer shared-key"}
 
 
 async def test_what_is_no_node_gets_neither_prompts_nor_keys_and_no_redirect_is_followed(tmp_path, monkeypatch):
@@ -290,27 +283,21 @@ async def test_what_is_no_node_gets_neither_prompts_nor_keys_and_no_redirect_is_
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", take)
     server = TestServer(app, host="127.0.0.1")
-    async with server, open_gateway(tmp_path, monkeypatch, server.port) as (_, announce, ask, _registry):
-        assert await announce(url=str(server.make_url("")).rstrip("/")) == 200
-
-        async def probed():
-            return bool(seen)
-
-        await until(probed)
-        assert (await ask()).status == 503
+    async with server, open_gateway(tmp_path, monkeypatch, server.port) as opened:
+        assert await opened.announce(url=str(server.make_url("")).rstrip("/")) == 200
+        async with asyncio.timeout(20):
+            while not seen:
+                await asyncio.sleep(0.02)
+        assert (await opened.ask()).status == 503
     assert {(method, key) for method, _, key in seen} == {("GET", None)}
     assert not any("elsewhere" in path for _, path, _ in seen)
 
 
-async def test_announcements_are_refused_without_a_key_networks_or_bounds(tmp_path, monkeypatch, scripted):
-    async with open_gateway(tmp_path, monkeypatch, 8081) as (http, announce, _ask, _registry):
-        assert (await http.post("/announce", json=HERE)).status == 401
-        assert await announce(url="http://10.0.0.21:8081") == 403
-        assert await announce(url=scripted.url, labels={"a": "x" * 9000}) == 413
-        assert (await http.post("/announce", data=b"[" * 8000)).status == 400
-        assert (await http.get("/announce")).status == 404
-        metrics = (await http.get("/metrics")).status
-        assert metrics == 401
+async def test_announcements_are_refused_without_a_key_networks_or_bounds(fleet, scripted):
+    assert (await fleet.http.post("/announce", json=HERE)).status == 401
+    assert await fleet.announce(**HERE) == 403
+    assert await fleet.announce(url=scripted.url, labels={"a": "x" * 9000}) == 413
+    assert (await fleet.http.get("/announce")).status == 404
     async with gateway(scripted) as http:
         assert (await http.post("/announce", json=HERE)).status == 404
 
@@ -343,21 +330,20 @@ async def test_a_request_of_a_gateway_is_refused_by_another(scripted):
     assert len(scripted.requests) == 1
 
 
-def test_nodes_are_enrolled_listed_and_ended_by_commands(tmp_path, capsys):
+def test_nodes_are_enrolled_listed_and_ended_by_commands(registry, now, tmp_path, capsys):
+    now[0] = time.time()
+
     def run(*words):
         status = main(["nodes", "--keys", str(tmp_path / "keys.db"), *words])
-        return status, capsys.readouterr()
+        return status, capsys.readouterr().out.strip()
 
-    status, said = run("enrol", "one")
-    key = said.out.strip()
+    status, key = run("enrol", "one")
     assert (status, key[:8]) == (0, "npunode_")
-    file = KeyFile(tmp_path / "keys.db")
-    registry = Registry(file, NETWORKS)
-    registry.announce(key, HERE | {"version": "0.1.0", "labels": {"site": "berlin"}})
-    for action, state in (("drain", "drained"), ("resume", "live")):
-        assert run(action, "one")[0] == 0
-        assert run("list")[1].out.split() == ["one", state, "http://10.0.0.21:8081", "0.1.0", "site=berlin"]
-    assert run("remove", "one")[0] == 0
-    assert run("list")[1].out == ""
+    announce(registry, key, version="0.1.0", labels={"site": "berlin"})
+    assert run("drain", "one") == (0, "")
+    assert run("list")[1].split() == ["one", "drained", "http://10.0.0.21:8081", "0.1.0", "site=berlin"]
+    assert run("resume", "one") == (0, "")
+    assert run("list")[1].split()[1] == "live"
+    assert run("remove", "one") == (0, "")
+    assert run("list") == (0, "")
     assert run("remove", "one")[0] == 1
-    file.close()

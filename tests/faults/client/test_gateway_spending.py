@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend_client.errors import CloudUnavailable, ConfigurationError, SpendCapReached
-from backend_client.gateway.keys import KeyFile, KeyStore, Team
+from backend_client.gateway.keys import KeyFile, Team
 from backend_client.gateway.spending import Spending, _InRedis
-from tests.faults.client.test_gateway import CHAT, STREAM, gateway
+from tests.faults.client.gateways import CHAT, STREAM, asked, draining, gateway, made_keys, metrics_of
 from tests.faults.scripted_node import answering, error_response
 from tests.support.gateway import started_store
 
@@ -78,6 +78,8 @@ def test_what_is_held_is_what_the_calls_did_cost(tmp_path_factory, calls):
 
     async def run():
         file = KeyFile(tmp_path_factory.mktemp("spent") / "keys.db")
+        # Each commit would wait for the disk.
+        file.rows("PRAGMA synchronous = OFF")
         spending = Spending("memory://", file, lambda: None, lambda: NOVEMBER, patience_s=60)
         held = 0
         for most, cost in calls:
@@ -223,126 +225,113 @@ async def test_a_reservation_that_arrives_after_it_was_given_back_is_not_made(re
     await store.close()
 
 
-async def test_small_costs_sum_exactly(shared):
-    spending = shared()
-    for _ in range(20):
-        (await spending.limit(CAPPED)(Decimal("0.0001")))(Decimal("0.0000001"))
-    await spending._settling
-    assert await spent(spending) == Decimal("0.000002")
-
-
-async def test_a_large_cap_is_counted_exactly(shared):
-    spending, large = shared(), Team("capped", spend_cap=Decimal(999_999_999))
-    for cost in ("900000000.000000001", "0.000000001"):
-        settle = await spending.limit(large)(Decimal(cost))
-        settle(Decimal(cost))
+@pytest.mark.parametrize(
+    ("cap", "most", "cost", "calls", "total"),
+    [
+        (1, "0.0001", "0.0000001", 20, "0.000002"),
+        (999_999_999, "300000000.000000001", "300000000.000000001", 3, "900000000.000000003"),
+    ],
+)
+async def test_small_and_large_costs_sum_exactly(shared, cap, most, cost, calls, total):
+    spending, team = shared(), Team("capped", spend_cap=Decimal(cap))
+    for _ in range(calls):
+        (await spending.limit(team)(Decimal(most)))(Decimal(cost))
     with pytest.raises(SpendCapReached):
-        await spending.limit(large)(Decimal("1e30"))
+        await spending.limit(team)(Decimal("1e30"))
     await spending._settling
-    assert await spent(spending) == Decimal("900000000.000000002")
+    assert await spent(spending) == Decimal(total)
 
 
-def prices():
-    return {"cloud-chat": {"input": 1000, "output": 1000}, "cloud-minilm": {"input": 1000}}
+PRICES = {"cloud-chat": {"input": 1000, "output": 1000}, "cloud-minilm": {"input": 1000}}
+
+
+@pytest.fixture
+def capped(scripted, cloud, tmp_path):
+    """Makes a gateway without nodes that serve, and keys of teams with these caps; None is no cap."""
+    scripted.respond = draining
+
+    @contextlib.asynccontextmanager
+    async def opened(*caps, prices=PRICES, **values):
+        keys = [made_keys(tmp_path / "keys.db", f"team-{cap}", spend_cap=cap and Decimal(cap))[0] for cap in caps]
+        async with gateway(scripted, cloud=cloud, cloud_prices=prices, keys=tmp_path / "keys.db", **values) as http:
+            yield http, *keys
+
+    return opened
 
 
 @pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
-async def test_a_team_at_its_cap_has_nodes_only(scripted, cloud, tmp_path, body):
+async def test_a_team_at_its_cap_has_nodes_only(scripted, cloud, capped, body):
     """One answer of the scripted cloud costs 18 tokens at 0.001."""
-    keys = KeyStore(tmp_path / "keys.db")
-    capped, free = keys.add("capped", spend_cap=Decimal("1.2")), keys.add("free")
-    keys.close()
     sent = {**body, "max_tokens": 20}
-
-    async def ask(http, key):
-        reply = await http.post("/v1/chat/completions", json=sent, headers={"x-api-key": key})
-        return reply.status, reply.headers.get("X-NPU-Gateway-Source"), await reply.text()
-
-    scripted.respond = answering(lambda: error_response(503, "draining"))
-    async with gateway(scripted, cloud=cloud, cloud_prices=prices(), keys=tmp_path / "keys.db") as http:
-        answers = [await ask(http, capped)]
-        while answers[-1][0] == 200 and len(answers) < 100:
-            answers.append(await ask(http, capped))
-        served = len(answers) - 1
-        assert 1 <= served <= 66, "1.2 at 0.018 each, and each may cost more than it does"
+    async with capped("0.3", None) as (http, poor, free):
+        served = 0
+        while (reply := await asked(http, poor, sent)).status == 200:
+            served += 1
+        assert 1 <= served <= 16, "0.3 at 0.018 each, and each may cost more than it does"
         assert len(cloud.requests) == served
-        assert answers[-1][0] == 402
-        assert "spend_cap_reached" in answers[-1][2]
-        assert "capped's spend cap of 1.2 a month" in answers[-1][2]
-        assert (await ask(http, free))[:2] == (200, "cloud")
-        metrics = await (await http.get("/metrics", headers={"x-api-key": free})).text()
-        ratio = next(line for line in metrics.splitlines() if line.startswith('npu_gateway_spend_ratio{team="capped"}'))
-        assert float(ratio.split()[1]) == pytest.approx(served * 0.018 / 1.2)
+        assert reply.status == 402
+        assert "spend_cap_reached" in await reply.text()
+        assert "team-0.3's spend cap of 0.3 a month" in await reply.text()
+        reply = await asked(http, free, sent)
+        assert (reply.status, reply.headers["X-NPU-Gateway-Source"]) == (200, "cloud")
+        lines = (await metrics_of(http, free)).splitlines()
+        ratio = next(line for line in lines if line.startswith('npu_gateway_spend_ratio{team="team-0.3"}'))
+        assert float(ratio.split()[1]) == pytest.approx(served * 0.018 / 0.3)
         scripted.respond = None
         # The scripted node streams every chat.
         sent["stream"] = True
         async with asyncio.timeout(30):
-            while (await ask(http, capped))[:2] != (200, "node"):
+            while (await asked(http, poor, sent)).headers.get("X-NPU-Gateway-Source") != "node":
                 await asyncio.sleep(0.05)
         assert len(cloud.requests) == served + 1
 
 
-async def test_what_no_bound_holds_and_what_has_no_price_is_refused_to_a_capped_team(scripted, cloud, tmp_path):
-    keys = KeyStore(tmp_path / "keys.db")
-    capped = keys.add("capped", spend_cap=Decimal(1000))
-    keys.close()
-    scripted.respond = answering(lambda: error_response(503, "draining"))
-    for prices_of, body, status, message in (
-        (prices(), {**CHAT, "web_search_options": {}}, 503, "cannot bound what web_search_options costs"),
-        ({}, CHAT, 402, "cloud.prices lacks cloud-chat"),
-    ):
-        async with gateway(scripted, cloud=cloud, cloud_prices=prices_of, keys=tmp_path / "keys.db") as http:
-            reply = await http.post("/v1/chat/completions", json=body, headers={"x-api-key": capped})
-            assert reply.status == status
-            assert message in await reply.text()
+@pytest.mark.parametrize(
+    ("prices", "more", "status", "message"),
+    [
+        (PRICES, {"web_search_options": {}}, 503, "cannot bound what web_search_options costs"),
+        ({}, {}, 402, "cloud.prices lacks cloud-chat"),
+    ],
+)
+async def test_what_no_bound_holds_and_what_has_no_price_is_refused_to_a_capped_team(
+    cloud, capped, prices, more, status, message
+):
+    async with capped("1000", prices=prices) as (http, key):
+        reply = await asked(http, key, CHAT | more)
+        assert reply.status == status
+        assert message in await reply.text()
     assert not cloud.requests
 
 
-async def test_a_store_that_is_down_refuses_the_cloud_and_serves_from_nodes(scripted, cloud, tmp_path):
-    keys = KeyStore(tmp_path / "keys.db")
-    capped = {"x-api-key": keys.add("capped", spend_cap=Decimal(1000))}
-    keys.close()
-    values = {"keys": tmp_path / "keys.db", "store": "redis://127.0.0.1:1"}
-    async with gateway(scripted, cloud=cloud, cloud_prices=prices(), **values) as http:
-        assert (await http.post("/v1/chat/completions", json=STREAM, headers=capped)).status == 200
-        scripted.respond = answering(lambda: error_response(503, "draining"))
-        reply = await http.post("/v1/chat/completions", json=STREAM, headers=capped)
+async def test_a_store_that_is_down_refuses_the_cloud_and_serves_from_nodes(scripted, cloud, capped):
+    async with capped("1000", store="redis://127.0.0.1:1") as (http, key):
+        reply = await asked(http, key)
         assert reply.status == 503
         assert "the store of the spend caps fails" in await reply.text()
         assert not cloud.requests
-        metrics = await (await http.get("/metrics", headers=capped)).text()
-        assert "npu_gateway_store_failures_total 1.0" in metrics
+        assert "npu_gateway_store_failures_total 1.0" in await metrics_of(http, key)
+        scripted.respond = None
+        async with asyncio.timeout(30):
+            while (await asked(http, key)).status != 200:
+                await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("cap", ["-1", "NaN", "Infinity", "1e12"])
 def test_a_cap_is_an_amount(tmp_path, cap):
-    keys = KeyStore(tmp_path / "keys.db")
     with pytest.raises(ConfigurationError, match="a spend cap must be an amount from 0 to 999999999"):
-        keys.add("team", spend_cap=Decimal(cap))
-    keys.close()
+        made_keys(tmp_path / "keys.db", "team", spend_cap=Decimal(cap))
 
 
-async def test_a_request_that_the_cloud_refuses_costs_nothing(scripted, cloud, tmp_path):
-    keys = KeyStore(tmp_path / "keys.db")
-    capped = {"x-api-key": keys.add("capped", spend_cap=Decimal(1000))}
-    keys.close()
-    scripted.respond = answering(lambda: error_response(503, "draining"))
+async def test_a_request_that_the_cloud_refuses_costs_nothing(cloud, capped):
     cloud.respond = answering(lambda: error_response(400, "no"))
-    async with gateway(scripted, cloud=cloud, cloud_prices=prices(), keys=tmp_path / "keys.db") as http:
-        assert (await http.post("/v1/chat/completions", json=CHAT, headers=capped)).status == 400
-        metrics = await (await http.get("/metrics", headers=capped)).text()
-        assert 'npu_gateway_spend_ratio{team="capped"} 0.0' in metrics
+    async with capped("1000") as (http, key):
+        assert (await asked(http, key, CHAT)).status == 400
+        assert 'npu_gateway_spend_ratio{team="team-1000"} 0.0' in await metrics_of(http, key)
 
 
-async def test_what_a_team_may_not_spend_does_not_count_for_the_process(scripted, cloud, tmp_path):
+async def test_what_a_team_may_not_spend_does_not_count_for_the_process(capped):
     """The process has a cap of its own, which fits one of these calls."""
-    keys = KeyStore(tmp_path / "keys.db")
-    poor = {"x-api-key": keys.add("poor", spend_cap=Decimal("0.01"))}
-    rich = {"x-api-key": keys.add("rich", spend_cap=Decimal(1000))}
-    keys.close()
-    scripted.respond = answering(lambda: error_response(503, "draining"))
-    values = {"keys": tmp_path / "keys.db", "spend_cap": 2}
-    async with gateway(scripted, cloud=cloud, cloud_prices=prices(), **values) as http:
+    async with capped("0.01", "1000", spend_cap=2) as (http, poor, rich):
         for _ in range(5):
-            assert (await http.post("/v1/chat/completions", json=CHAT, headers=poor)).status == 402
-        assert (await http.post("/v1/chat/completions", json=CHAT, headers=rich)).status == 200
+            assert (await asked(http, poor, CHAT)).status == 402
+        assert (await asked(http, rich, CHAT)).status == 200

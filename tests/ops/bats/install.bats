@@ -60,7 +60,7 @@ stub() {
     [[ $output == *"left: $HOME/.cache/npu-node"* ]]
     [ -d "$HOME/.cache/npu-node/models/mine" ]
     [ ! -e "$HOME/.local/share/npu-node" ]
-    [ ! -e "$HOME/.local/bin/npu-node" ]
+    [ -z "$(ls -A "$HOME/.local/bin")" ]
     "$scripts/uninstall.sh"
 }
 

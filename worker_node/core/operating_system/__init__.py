@@ -71,10 +71,7 @@ def allow_files(count: int) -> int:
 
 
 def lower_priority(nice: int) -> None:
-    """Add to the nice value of every thread of this process; threads that are made later have it from their maker.
-
-    On Windows any `nice` above 0 is the priority class below normal.
-    """
+    """Add to the nice value of all threads of this process; on Windows any sets the class below normal."""
     if sys.platform == "win32" and nice > 0:
         import psutil  # noqa: PLC0415  (slow to import, for every child process)
 
@@ -130,10 +127,7 @@ def send_datagram(address: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def shared_file() -> Iterator[Path]:
-    """An empty file that this process's children can open while the block runs.
-
-    On Linux nothing is left of it if this process is killed.
-    """
+    """An empty file for this process's children while the block runs; Linux keeps nothing of it after a kill."""
     if sys.platform == "linux":
         descriptor = os.memfd_create("shared", os.MFD_CLOEXEC)
         try:

@@ -38,10 +38,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 def start_module(module: str, *arguments: object) -> tuple[subprocess.Popen[bytes], Callable[[], socket.socket]]:
-    """Start a module of ours in a process without our secrets, and what waits for the link with it.
-
-    Its first two arguments are for `link_to_parent`. Waiting raises OSError.
-    """
+    """Start a module of ours without our secrets, and what waits for the link with it, which may raise OSError."""
     import subprocess  # noqa: PLC0415  (children start nothing)
 
     ours, theirs = socket.socketpair()
@@ -84,7 +81,6 @@ def run_tethered() -> None:
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """The function that creates the edge process's event loop."""
     import uvloop  # noqa: PLC0415  (the edge process alone needs it)
 
     return uvloop.new_event_loop
@@ -108,7 +104,7 @@ def on_reload(loop: asyncio.AbstractEventLoop, reload: Callable[..., object], *a
 
 
 def limit_memory(count: int) -> None:
-    """Limit the address space of this process to `count` bytes; it leaves no core file."""
+    """Limit the address space of this process; it leaves no core file."""
     resource.setrlimit(resource.RLIMIT_AS, (count, count))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

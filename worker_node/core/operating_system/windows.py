@@ -174,7 +174,6 @@ def on_reload(loop: asyncio.AbstractEventLoop, reload: Callable[..., object], *a
 
 
 def limit_memory(count: int) -> None:
-    """Limit the memory of this process to `count` bytes."""
     _enter_job(count)
 
 

@@ -15,7 +15,7 @@ import openvino as ov
 from openvino import Node, Output
 from openvino import opset13 as op
 
-from worker_node.core.errors import ConfigurationError, ConversionFailed
+from worker_node.core.errors import ConversionFailed
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
 from worker_node.models.convert.encoder import (
@@ -31,7 +31,6 @@ from worker_node.models.convert.encoder import (
     name_port,
     outputs_on_cpu,
     read_bert_config,
-    read_json,
     read_tensors,
     read_tokenizer,
     text_input,
@@ -46,6 +45,7 @@ from worker_node.models.directory import (
     TOKENIZER_FILE,
     EmbeddingCanary,
     read_directory,
+    read_json,
     write_canary,
 )
 from worker_node.models.downloads import file_sha256
@@ -113,7 +113,7 @@ def _sentence_transformers(directory: Path) -> _SentenceTransformers:
 def _sentence_config_of(directory: Path, job: ConversionJob) -> SentenceConfig:
     """What follows the encoder, from the directory's files, or from the job where they do not specify it.
 
-    Raises ConversionFailed when neither does, when they contradict each other, or for what is not known.
+    Raises ConversionFailed when neither does, or when they contradict each other.
     """
     if (directory / "modules.json").is_file():
         found = read_sentence_config(directory)
@@ -135,10 +135,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ ÀÉÖÜ ДЖШ"
 
 
 def read_sentence_config(directory: Path) -> SentenceConfig:
-    """Read the modules that sentence-transformers would run after the encoder.
-
-    Raises ConversionFailed, naming the file and the option, when there are none or one is not known.
-    """
+    """Read the modules that sentence-transformers would run after the encoder. Raises ConversionFailed."""
     modules = read_json(directory / "modules.json", tuple[_Module, ...])
     kinds = [module.type.rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -184,7 +181,7 @@ def prompts_of(directory: Path, job: ConversionJob) -> Mapping[str, str]:
     """The texts before a `query` and a `document`: both, or none where the model marks neither.
 
     A kind without a prompt beside one that has it gets "": its texts go in as they are. A model whose pooling leaves
-    the prompt out has none here. Raises ConversionFailed for a damaged file.
+    the prompt out has none here.
     """
     pooling = directory / "1_Pooling" / "config.json"
     if pooling.is_file() and not read_json(pooling, _Prompted).include_prompt:
@@ -201,7 +198,7 @@ def prompts_of(directory: Path, job: ConversionJob) -> Mapping[str, str]:
 
 
 def matryoshka_of(directory: Path, job: ConversionJob, dimensions: int) -> tuple[int, ...]:
-    """The sizes below `dimensions`, ascending, to which vectors may be cut. Raises ConversionFailed."""
+    """The sizes below `dimensions`, ascending, to which vectors may be cut."""
     declared = read_json(directory / "config.json", ModelConfig).matryoshka_dimensions
     of_catalog = () if job.entry is None else job.entry.matryoshka
     return tuple(sorted({size for size in declared or of_catalog if 0 < size < dimensions}))
@@ -218,7 +215,6 @@ _MIN_NORM = 1e-12
 
 
 def read_encoder_config(directory: Path) -> BertConfig:
-    """`config.json` of an encoder; raises ConversionFailed for other architectures than BERT's."""
     return read_bert_config(directory, "bert", _ARCHITECTURES, "plain BERT encoders")
 
 
@@ -230,7 +226,6 @@ def check_encoder(directory: Path) -> None:
 
 
 def convert_encoder(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
-    """Build, save and examine the model; raises ConversionFailed when the files are not sound."""
     source = Path(job.source)
     if job.quantization not in (None, Quantization.F32):
         raise ConversionFailed(
@@ -355,7 +350,6 @@ _LOGITS = "logits"
 
 
 def adopt(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
-    """Copy a generation model, or finish an encoder's graph. Raises ConversionFailed."""
     source = Path(job.source)
     stage("reading the graph")
     try:
@@ -363,10 +357,7 @@ def adopt(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     except RuntimeError as error:
         raise ConversionFailed(f"{source / MODEL_FILE}: OpenVINO cannot read it ({error})") from error
     if _named_output(model, _LOGITS) is not None:
-        try:
-            return copy_export(job, read_directory(source), stage)
-        except ConfigurationError as error:
-            raise ConversionFailed(error.message) from error
+        return copy_export(job, read_directory(source), stage)
     return _adopt_encoder(job, source, model, stage)
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,8 +17,8 @@ from openvino import opset13 as op
 from safetensors import SafetensorError, deserialize
 from tokenizers import Encoding, Tokenizer
 
-from worker_node.core.errors import ConfigurationError, ConversionFailed
-from worker_node.models import directory
+from worker_node.core.errors import ConversionFailed
+from worker_node.models.directory import read_json
 from worker_node.models.sources import SAFETENSORS_FILE, weight_files
 
 # The names by which engines know the encoder's ports.
@@ -26,7 +26,6 @@ INPUT_IDS = "input_ids"
 ATTENTION_MASK = "attention_mask"
 TOKEN_TYPES = "token_type_ids"  # noqa: S105  (the name of an input)
 
-_T = TypeVar("_T")
 Tensors = dict[str, NDArray[np.float32]]
 
 
@@ -35,7 +34,6 @@ def i64(*values: int) -> Node:
 
 
 def name_port(output: Output, name: str) -> None:
-    """Give a port the one name by which it is asked for."""
     output.get_node().set_friendly_name(name)
     output.set_names({name})
 
@@ -108,21 +106,12 @@ def token_limit(source: Path, stated: int | None) -> int:
     return min(stated or positions, positions)
 
 
-def read_json(path: Path, kind: type[_T]) -> _T:
-    """Read a JSON file as that type; raises ConversionFailed, naming the file."""
-    try:
-        return directory.read_json(path, kind)
-    except ConfigurationError as error:
-        raise ConversionFailed(error.message) from error
-
-
 # Added to the attention score of a padding token. exp(-10000) is zero in every float type, and unlike -inf it leaves
 # a fully masked row finite, in f16 too.
 _MASKED = -10000.0
 
 
 def text_input(name: str) -> Node:
-    """An input of the graph: i64 [batch, length]."""
     port = op.parameter([-1, -1], np.int64)
     name_port(port.output(0), name)
     return port
@@ -159,7 +148,6 @@ class Weights:
         self._left = set(tensors) - unused
 
     def __call__(self, name: str, *shape: int) -> NDArray[np.float32]:
-        """The tensor of that name and shape. Raises ConversionFailed."""
         try:
             tensor = self._tensors[name]
         except KeyError as error:
@@ -236,10 +224,7 @@ _LAYER_NORM = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNo
 
 
 def read_tensors(source: Path) -> Tensors:
-    """All floating-point tensors of a directory's safetensors files by name, as float32.
-
-    Raises ConversionFailed for a damaged file, a missing shard and a float type that is not known.
-    """
+    """All floating-point tensors of the safetensors files by name, as float32. Raises ConversionFailed."""
     files = weight_files(source)
     if not files:
         raise ConversionFailed(f"{source}: {SAFETENSORS_FILE} is missing, or one of its shards")
@@ -274,10 +259,7 @@ def write_tokenizer(source: Path, target: Path, rows: int | None) -> tuple[Token
 
 
 def read_tokenizer(source: Path, rows: int | None = None) -> tuple[Tokenizer, str]:
-    """A tokenizer without its truncation and padding, and its canonical text.
-
-    Raises ConversionFailed when it is missing, not readable, or has token ids beyond the model's `rows`.
-    """
+    """The tokenizer without truncation and padding, and its text. Raises ConversionFailed for ids beyond `rows`."""
     try:
         content = json.loads(source.read_bytes())
         content["truncation"] = content["padding"] = None

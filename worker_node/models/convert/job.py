@@ -77,7 +77,7 @@ _MAKERS = ("openvino", "openvino-genai", "gguf", "safetensors")
 
 
 def perform(job: ConversionJob, stage: Callable[[str], None]) -> None:
-    """Make the model directory that the job describes. Raises a ModelError."""
+    """Make the model directory that the job describes. Raises a NodeError."""
     if (newer := runtime_problem(Path(job.source), metadata.version("openvino"))) is not None:
         raise ConversionFailed(f"{newer}: update the node, or take an export of its version or an older one")
     if job.device is not None and job.format is not SourceFormat.GGUF:
@@ -143,10 +143,7 @@ class ModelFiles(ABC):
     def of_repository(
         self, _repository: str, _architectures: Collection[str], _names: Collection[str]
     ) -> Collection[str] | None:
-        """The files to fetch of a repository, by its architectures and the files at its top; small ones aside.
-
-        None for one without such a model. Raises SourceRejected for one that lacks files.
-        """
+        """The files to fetch besides small ones; None without such a model. Raises SourceRejected for missing ones."""
         return None
 
     def check(self, _directory: Path) -> None:  # noqa: B027
@@ -157,18 +154,12 @@ class ModelFiles(ABC):
         """Make the model's directory. Raises ConversionFailed, naming the file and the option."""
 
     def open(self, _directory: Path, _name: str) -> InstalledModel | None:
-        """The model of a directory that can be served as it is; None where it must be converted first.
-
-        Raises ConfigurationError, naming the file, when it is damaged.
-        """
+        """The model of a directory that can be served as it is, else None. Raises ConfigurationError for damage."""
         return None
 
 
 class ExportedFiles(ModelFiles):
-    """Models in OpenVINO form, which are taken as they are: directories with all of the files `needed`.
-
-    `graph` is the main one; `limit` is the context where the configuration has none.
-    """
+    """Models taken in OpenVINO form with all `needed` files; `limit` is the context if none is configured."""
 
     kind: ClassVar[str]
     graph: ClassVar[str]
@@ -195,10 +186,7 @@ class ExportedFiles(ModelFiles):
         return [name for name in names if Path(name).suffix in EXPORTED_SUFFIXES]
 
     def convert(self, job: ConversionJob, stage: Callable[[str], None]) -> Converted:
-        try:
-            known = self.open(Path(job.source), job.id)
-        except ConfigurationError as error:
-            raise ConversionFailed(error.message) from error
+        known = self.open(Path(job.source), job.id)
         if known is None:
             raise ConversionFailed(f"{job.source} holds a model in another form than OpenVINO's; {self.advice}")
         return copy_export(job, known, stage)
@@ -227,10 +215,7 @@ def files_of_task(repository: str, architectures: Collection[str], names: Collec
 
 
 def special_file(source: Path) -> str | None:
-    """The problem of a directory with anything but files and directories.
-
-    Reading a pipe would wait for a writer, and a device has no end.
-    """
+    """What is neither file nor directory in a source: reading a pipe would wait, and a device has no end."""
     for path in source.iterdir() if source.is_dir() else ():
         if path.exists() and not (path.is_file() or path.is_dir()):
             return f"{path} is a pipe, a socket or a device: a model's files must be plain files"

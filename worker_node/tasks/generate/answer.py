@@ -60,23 +60,16 @@ class Blocks:
         self.blocks: list[Block] = []
         self.in_reasoning = False
 
-    def add_text(self, text: str) -> None:
-        """Continue the text, or begin one."""
-        self.in_reasoning = False
-        if not self._continues(BlockKind.TEXT):
+    def add_text(self, text: str, kind: BlockKind = BlockKind.TEXT) -> None:
+        """Continue the text or the reasoning, or begin one."""
+        # Until something else comes, what is held back belongs to the reasoning as well.
+        self.in_reasoning = kind is BlockKind.REASONING
+        if not self.blocks or self.blocks[-1].kind is not kind or not self.blocks[-1].open:
             text = self._blanks + text
-            if self._skip_blanks and not text.strip():
+            if kind is BlockKind.TEXT and self._skip_blanks and not text.strip():
                 self._blanks = text
                 return
-            self._open(BlockKind.TEXT)
-        self._grow(text)
-
-    def add_reasoning(self, text: str) -> None:
-        """Continue the reasoning, or begin one."""
-        # Until something else comes, what is held back belongs to the reasoning as well.
-        self.in_reasoning = True
-        if not self._continues(BlockKind.REASONING):
-            self._open(BlockKind.REASONING)
+            self._open(kind)
         self._grow(text)
 
     def begin_call(self, name: str) -> None:
@@ -86,12 +79,10 @@ class Blocks:
             self._open(BlockKind.CALL, name, self._calls - 1)
 
     def add_arguments(self, text: str) -> None:
-        """Continue the JSON of the arguments of the call that was begun last."""
         if self._calls == 1 or not self._single_call:
             self._grow(text)
 
     def close(self, *, cut: bool = False) -> None:
-        """Close the open block; `cut` as in `Block`."""
         if not self.blocks or not self.blocks[-1].open:
             return
         block = self.blocks[-1]
@@ -102,9 +93,6 @@ class Blocks:
     def take(self) -> list[BlockEvent]:
         changes, self._changes = self._changes, []
         return changes
-
-    def _continues(self, kind: BlockKind) -> bool:
-        return bool(self.blocks) and self.blocks[-1].kind is kind and self.blocks[-1].open
 
     def _open(self, kind: BlockKind, name: str = "", call: int = 0) -> None:
         self._blanks = ""
@@ -179,8 +167,7 @@ class AnswerBuilder:
         if self._sampling.token_ids:
             self._ids += taken
         logprobs = self._with_logprobs(taken, delta.logprobs) if delta.logprobs else ()
-        if text:
-            self._parse(text)
+        self._parse(text)
         events = self._blocks.take()
         if logprobs:
             grown = (event for event in events if isinstance(event, Grown) and event.block.kind is BlockKind.TEXT)
@@ -209,7 +196,6 @@ class AnswerBuilder:
         return events + self._blocks.take()
 
     def finished(self, arrived: float, tokenize_s: float) -> Finished:
-        """The last event, as of now."""
         now = time.monotonic()
         return Finished(
             finish_reason=self._finish_reason(),
@@ -230,19 +216,9 @@ class AnswerBuilder:
         )
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        """Count tokens; return the text that is certain with them."""
-        sampling = self._sampling
-        plain = not sampling.stop_token_ids and (not sampling.min_tokens or not sampling.stop)
-        # With guessed tokens several come at once, and those behind a stop sequence are none of the answer.
-        if plain and (len(tokens) == 1 or not sampling.stop):
-            self.tokens += len(tokens)
-            text = self._stop.push(self._detokenizer.push(tokens))
-            self.ended = self._stop.matched is not None
-            return text
-        text = ""
+        """Count tokens up to the one that ends the answer; return the text that is certain with them."""
+        sampling, text = self._sampling, ""
         for token in tokens:
-            if self.ended:
-                break
             self.tokens += 1
             may_end = self.tokens > sampling.min_tokens
             if may_end and token in sampling.stop_token_ids:
@@ -251,14 +227,14 @@ class AnswerBuilder:
             piece = self._detokenizer.push([token])
             text += self._stop.push(piece) if may_end else piece
             self.ended = self._stop.matched is not None
+            if self.ended:
+                break
         return text
 
     def _parse(self, text: str) -> None:
-        if not text:
-            return
-        if self._parser is None:
+        if text and self._parser is None:
             self._blocks.add_text(text)
-        else:
+        elif text and self._parser is not None:
             self._parser.push(text, self._blocks)
 
     def _finish_reason(self) -> FinishReason:
@@ -356,7 +332,7 @@ class ReasoningFirst:
     def finish(self, blocks: Blocks, *, cut: bool) -> None:
         thinking, self._in = self._in is _In.THOUGHT, _In.ANSWER
         if thinking and self._held:
-            blocks.add_reasoning(self._held)
+            blocks.add_text(self._held, BlockKind.REASONING)
         elif not thinking:
             self.push("", blocks)
         if self._answer is not None:
@@ -371,7 +347,7 @@ class ReasoningFirst:
             kept = overlap(thought, _END_OF_THINKING)
             thought, self._held = thought[: len(thought) - kept], thought[len(thought) - kept :]
         if thought:
-            blocks.add_reasoning(thought)
+            blocks.add_text(thought, BlockKind.REASONING)
 
 
 def overlap(text: str, mark: str) -> int:
@@ -494,7 +470,6 @@ class Reader:
             raise
 
     async def _attempt(self, answer: AnswerBuilder) -> AsyncGenerator[list[BlockEvent], None]:
-        """Read one attempt into the answer, and yield its changes."""
         execution = self.execution
         route, job = execution.selection.route, self._job()
         counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)

@@ -58,7 +58,6 @@ class ChatTokenizer:
         self._counts_up_to = len(self.encode_any("a " * (context_limit + 2), special=False))
 
     def _check_template(self, template: ChatTemplate) -> None:
-        """Raise ConfigurationError for a template that renders none of the simplest conversations."""
         problem = ""
         for roles in _PROBES:
             history = [{"role": role, "content": "a"} for role in roles]
@@ -88,10 +87,7 @@ class ChatTokenizer:
         return tokens
 
     def encode_prompt(self, prompt: str, *, special: bool = True) -> list[int]:
-        """Return the token ids of a prompt as it stands.
-
-        With `special` the tokens that the model wants around a text are added. Raises ContextLengthExceeded.
-        """
+        """The token ids of a prompt, with `special` ones around it if wanted. Raises ContextLengthExceeded."""
         self.reject_oversized(len(prompt))
         return self.check_count(self.encode_any(prompt, special=special))
 
@@ -112,10 +108,7 @@ class ChatTokenizer:
         return list(ids)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids of a conversation in the model's own template, ready for the answer.
-
-        Raises BadRequest if the template refuses the conversation, ContextLengthExceeded if it is too long.
-        """
+        """The token ids of a conversation, ready for the answer. Raises BadRequest, ContextLengthExceeded."""
         # A template writes the special tokens itself.
         return self.encode_prompt(self.render(messages), special=not self.chat_template)
 
@@ -125,38 +118,23 @@ class ChatTokenizer:
         at = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
         return self.decode(whole[:at], skip_special_tokens=False) if at else ""
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[dict[str, Any]] | None = None,
-        think: bool | None = None,
-        rendering: Rendering = _AS_USUAL,
-    ) -> str:
-        """Return a conversation in the model's own template; a model without one takes exactly one message as it is.
-
-        Raises as `encode_chat`.
-        """
+    def render(self, messages: Sequence[Message], rendering: Rendering = _AS_USUAL) -> str:
+        """A conversation in the model's own template; without one, its only message. Raises as `encode_chat`."""
         self.check_size(messages)
         if not self.chat_template:
             return _only_message(messages)
         history = [_template_message(message) for message in _joined_turns(messages)]
         extra = dict(rendering.variables)
-        if think is not None:
-            extra["enable_thinking"] = think
+        if rendering.think is not None:
+            extra["enable_thinking"] = rendering.think
+        answers = rendering.answer_prompt and not rendering.continue_last
         try:
-            text = str(
-                self._tokenizer.apply_chat_template(
-                    history,
-                    add_generation_prompt=rendering.answer_prompt and not rendering.continue_last,
-                    tools=tools,
-                    extra_context=extra,
-                )
-            )
+            text = self._tokenizer.apply_chat_template(history, answers, tools=rendering.tools, extra_context=extra)
         except RuntimeError as error:
             raise BadRequest(
                 f"the model's chat template refuses this conversation: {first_line(error)}", param="messages"
             ) from error
-        return _up_to_last(text, messages[-1].content) if rendering.continue_last else text
+        return _up_to_last(text, messages[-1].content) if rendering.continue_last else str(text)
 
     def check_size(self, messages: Sequence[Message]) -> None:
         """Raise ContextLengthExceeded for too many messages or characters."""
@@ -263,15 +241,12 @@ def _tokenizer(directory: str, context_limit: int) -> ChatTokenizer:
 
 
 def encode(directory: str, context_limit: int, text: str, special: bool) -> list[int]:
-    """The token ids of a text of any length, as `ChatTokenizer.encode_any` has them."""
     return _tokenizer(directory, context_limit).encode_any(text, special=special)
 
 
-def render(directory: str, context_limit: int, arguments: dict[str, Any]) -> str:
-    """A conversation in the model's own template. Raises as `ChatTokenizer.render`."""
-    arguments["messages"] = msgspec.convert(arguments["messages"], list[Message])
-    arguments["rendering"] = msgspec.convert(arguments["rendering"], Rendering)
-    return _tokenizer(directory, context_limit).render(**arguments)
+def render(directory: str, context_limit: int, messages: list[Any], rendering: dict[str, Any]) -> str:
+    turns = msgspec.convert(messages, list[Message])
+    return _tokenizer(directory, context_limit).render(turns, msgspec.convert(rendering, Rendering))
 
 
 # 4,000 bytes of any text take 1 to 3 ms (SmolLM2's tokenizer), which is what handing them to a process costs.
@@ -282,7 +257,6 @@ _MODULES = ("worker_node.tasks.generate.chat_tokenizer",)
 
 
 def is_small(texts: Sequence[str]) -> bool:
-    """Whether texts are tokenized as quickly as they are handed to a process."""
     if sum(map(len, texts)) > _INLINE_BYTES:
         return False
     return sum(len(text.encode(errors="replace")) for text in texts) <= _INLINE_BYTES
@@ -302,11 +276,7 @@ class LargeTexts:
         await self._pool.close()
 
     async def encode(self, tokenizer: ChatTokenizer, text: str, *, deadline: float, special: bool = True) -> list[int]:
-        """Return the token ids of a prompt; `deadline` is monotonic seconds.
-
-        Raises as `ChatTokenizer.encode_prompt`; BadRequest for a text that takes too long; Overloaded,
-        DeadlineExceeded, EngineUnavailable.
-        """
+        """The token ids of a prompt. Raises as `ChatTokenizer.encode_prompt` and `PreparationPool.run`."""
         if is_small([text]):
             return tokenizer.encode_prompt(text, special=special)
         tokenizer.reject_oversized(len(text))
@@ -317,19 +287,16 @@ class LargeTexts:
         self,
         tokenizer: ChatTokenizer,
         messages: Sequence[Message],
-        tools: Sequence[dict[str, Any]] | None = None,
-        think: bool | None = None,
         rendering: Rendering = _AS_USUAL,
         *,
         deadline: float,
     ) -> str:
         """Return a conversation in the model's own template. Raises as `ChatTokenizer.render` and `encode`."""
         if is_small([message.content for message in messages]):
-            return tokenizer.render(messages, tools, think, rendering)
+            return tokenizer.render(messages, rendering)
         tokenizer.check_size(messages)
-        arguments = {"messages": messages, "tools": tools, "think": think, "rendering": rendering}
-        plain = msgspec.to_builtins(arguments)
-        text: str = await self._run(render, tokenizer, plain, deadline=deadline, param="messages")
+        plain = msgspec.to_builtins((messages, rendering))
+        text: str = await self._run(render, tokenizer, *plain, deadline=deadline, param="messages")
         return text
 
     async def _run(self, function: Any, tokenizer: ChatTokenizer, *arguments: Any, deadline: float, param: str) -> Any:

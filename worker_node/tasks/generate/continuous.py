@@ -208,7 +208,6 @@ class ContinuousRunner:
             emit(Step(deltas, announced=bool(self._running)))
 
     def _compute(self) -> None:
-        """One step of the pipeline, and the account of what it computed."""
         prompts = [running for running in self._running.values() if not running.started]
         decoding = self._decoding()
         taken = computed_in_step([running.left for running in prompts], decoding, self._step_tokens)
@@ -294,7 +293,6 @@ class ContinuousRunner:
 
 
 def open_pipeline(path: str, device: str, options: ContinuousOptions) -> genai.ContinuousBatchingPipeline:
-    """The pipeline of the model in the directory `path`, compiled for `device`. Raises RuntimeError."""
     scheduler = genai.SchedulerConfig()
     scheduler.max_num_batched_tokens = options.max_num_batched_tokens
     scheduler.max_num_seqs = options.max_num_seqs

@@ -61,11 +61,7 @@ class ImageDecoder(PreparationPool):
         super().__init__(_LIMITS, _MODULES)
 
     async def decode(self, image: Image, rules: ImageRules, deadline: float) -> RawImage:
-        """The pixels of an image.
-
-        Raises BadRequest for a file that is not an image, or over a bound, Overloaded, DeadlineExceeded,
-        EngineUnavailable.
-        """
+        """The pixels of an image. Raises BadRequest, and as `PreparationPool.run`."""
         arguments = (image.base64, image.where, rules.max_pixels, rules.shortest)
         width, height, pixels = await self.run(decode, *arguments, deadline=deadline, param=image.where)
         return RawImage(width, height, pixels)
@@ -74,25 +70,24 @@ class ImageDecoder(PreparationPool):
 def image_of_url(url: str, at: int, where: str) -> Image:
     """The image of a data URL. Raises BadRequest for any other URL, PayloadTooLarge."""
     if url[:_HEAD_LENGTH].partition(":")[0].lower() in _REMOTE:
-        raise BadRequest(
-            f"{where}: the node fetches no URLs; send the image inline as a data URL: data:image/png;base64,…",
-            param=where,
+        raise BadRequest.at(
+            where, "the node fetches no URLs; send the image inline as a data URL: data:image/png;base64,…"
         )
     head = _HEAD.match(url[:_HEAD_LENGTH])
     if head is None:
-        raise BadRequest(f"{where}: not a data URL of the form data:image/png;base64,…", param=where)
+        raise BadRequest.at(where, "not a data URL of the form data:image/png;base64,…")
     if (kind := head["type"].lower()) not in IMAGE_TYPES:
-        raise BadRequest(f"{where}: images are {FORMATS}, not {kind}", param=where)
+        raise BadRequest.at(where, f"images are {FORMATS}, not {kind}")
     return image_of_base64(url[head.end() :], at, where)
 
 
 def image_of_base64(base64: str, at: int, where: str) -> Image:
     """The image of a base64 text. Raises BadRequest if it is empty, PayloadTooLarge."""
     if not base64:
-        raise BadRequest(f"{where}: the image is empty", param=where)
+        raise BadRequest.at(where, "the image is empty")
     if (size := file_size(base64)) > MAX_IMAGE_BYTES:
-        raise PayloadTooLarge(
-            f"{where}: the image has {size} bytes; the bound is {MAX_IMAGE_BYTES}. Send a smaller one", param=where
+        raise PayloadTooLarge.at(
+            where, f"the image has {size} bytes; the bound is {MAX_IMAGE_BYTES}. Send a smaller one"
         )
     return Image(base64, at, where)
 
@@ -149,7 +144,7 @@ def decode(data: str, where: str, max_pixels: int, shortest: int | None) -> tupl
         bare = "".join(data.split()).rstrip("=")
         encoded = b64decode(bare + "=" * (-len(bare) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise BadRequest(f"{where}: not base64", param=where) from None
+        raise BadRequest.at(where, "not base64") from None
     from PIL import Image as Picture  # noqa: PLC0415
     from PIL import ImageOps, UnidentifiedImageError  # noqa: PLC0415
 
@@ -164,9 +159,9 @@ def decode(data: str, where: str, max_pixels: int, shortest: int | None) -> tupl
             upright = ImageOps.exif_transpose(opened)
             rgb = _rgb(upright)
     except UnidentifiedImageError:
-        raise BadRequest(f"{where}: not an image that is PNG, JPEG, WebP or GIF", param=where) from None
+        raise BadRequest.at(where, "not an image that is PNG, JPEG, WebP or GIF") from None
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, IndexError, OverflowError) as error:
-        raise BadRequest(f"{where}: the image is truncated or damaged ({type(error).__name__})", param=where) from None
+        raise BadRequest.at(where, f"the image is truncated or damaged ({type(error).__name__})") from None
     size = _scaled(*rgb.size, max_pixels, shortest)
     if size != rgb.size:
         rgb = rgb.resize(size, Picture.Resampling.BICUBIC, reducing_gap=3.0)
@@ -175,11 +170,10 @@ def decode(data: str, where: str, max_pixels: int, shortest: int | None) -> tupl
 
 def _check_size(width: int, height: int, where: str) -> None:
     if width * height > MAX_PIXELS:
-        raise BadRequest(f"{where}: the image has {width} x {height} pixels; the bound is {MAX_PIXELS}", param=where)
+        raise BadRequest.at(where, f"the image has {width} x {height} pixels; the bound is {MAX_PIXELS}")
     if max(width, height) > MAX_ASPECT * min(width, height):
-        raise BadRequest(
-            f"{where}: the image has {width} x {height} pixels; the longer side may be {MAX_ASPECT} times the shorter",
-            param=where,
+        raise BadRequest.at(
+            where, f"the image has {width} x {height} pixels; the longer side may be {MAX_ASPECT} times the shorter"
         )
 
 

@@ -40,7 +40,6 @@ class GenerationMetrics:
         )
 
     def count_image(self, model: str, size: int, refusal: str | None) -> None:
-        """Count an image whose file has `size` bytes, or that was refused with this code."""
         self._images.labels(model, refusal or "decoded").inc(1)
         if refusal is None:
             self._image_bytes.labels(model).inc(size)

@@ -88,10 +88,7 @@ def images_of(request: GenerationRequest) -> list[Image]:
 async def generation_model(
     manager: ModelManager, name: str | None, deadline: float, *, seeing: bool = False
 ) -> GenerationModel:
-    """The generation model of that name, or the default one; for requests with images (`seeing`) one with vision.
-
-    Raises as `ModelManager.model_of`.
-    """
+    """The model of that name, or the default; with images (`seeing`) one with vision. Raises as `model_of`."""
     if name is None and seeing:
         for model in manager.models:
             if isinstance(model, GenerationModel) and model.images is not None:
@@ -102,10 +99,7 @@ async def generation_model(
 async def prepare_generation(
     services: Services, model: GenerationModel, request: GenerationRequest, images: Sequence[Image]
 ) -> PreparedGeneration:
-    """Decode the images, compile the schema and tokenize the prompt.
-
-    Raises BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded.
-    """
+    """Decode images, compile the schema, tokenize the prompt. Raises BadRequest, Overloaded, DeadlineExceeded."""
     pixels = await _decode_images(services, model, request, images)
     grammar = request.grammar if isinstance(request.grammar, str) else None
     ignored: Sequence[str] = ()
@@ -113,9 +107,8 @@ async def prepare_generation(
     if asks_for_form and (form := answer_form(model.installed.family, request)) is not None:
         grammar, ignored = await services.parts.of(SchemaCompiler).grammar(form, request.context.deadline)
     if grammar is not None and request.sampling.beams:
-        raise UnsupportedParameter(
-            "use_beam_search: the form of an answer is not enforced; leave out tools and schemas, or this",
-            param="use_beam_search",
+        raise UnsupportedParameter.at(
+            "use_beam_search", "the form of an answer is not enforced; leave out tools and schemas, or this"
         )
     sampling, without_effect = checked_sampling(model, request)
     request = replace(request, sampling=sampling)
@@ -162,7 +155,6 @@ class _Prompting:
     pixels: Mapping[str, RawImage]
 
     async def prompt(self) -> PreparedPrompt:
-        """Raises BadRequest, ContextLengthExceeded, UnsupportedParameter; for a large prompt as `LargeTexts`."""
         model, request = self.model, self.request
         if isinstance(request.prompt, tuple):
             turns = await self._newest(request.prompt) if request.drop_oldest else request.prompt
@@ -183,7 +175,7 @@ class _Prompting:
         model, request, use = self.model, self.request, self.request.tool_use
         chat, deadline = model.tokenizer, request.context.deadline
         if request.think and not chat.can_think:
-            raise UnsupportedParameter(f"think: {model.id} does not support thinking", param="think")
+            raise UnsupportedParameter.at("think", f"{model.id} does not support thinking")
         calls = TOOL_FORMATS.get(model.installed.family, HERMES)
         if use is not None and not use.forced and request.grammar is not None:
             calls = calls.beside_json
@@ -192,7 +184,8 @@ class _Prompting:
             messages, images = with_tags(messages)
         history, declarations = _with_tools(model, use, calls, messages)
         texts = self.services.parts.of(LargeTexts)
-        text = await texts.render(chat, history, declarations, request.think, request.rendering, deadline=deadline)
+        rendering = replace(request.rendering, tools=declarations, think=request.think)
+        text = await texts.render(chat, history, rendering, deadline=deadline)
         if use is not None and use.forced:
             # The answer begins where a call does, so that the model writes in the form that it was trained on.
             text += calls.opening
@@ -307,10 +300,10 @@ def _check_images(
         if not found:
             instead = "this node has no vision model (docs/vision.md says how to add one)"
         where = images[0].where
-        raise BadRequest(f"{where}: {model.id} does not read images; {instead}", param=where)
+        raise BadRequest.at(where, f"{model.id} does not read images; {instead}")
     if len(images) > MAX_IMAGES:
         where = images[MAX_IMAGES].where
-        raise BadRequest(f"{where}: the request has {len(images)} images; the bound is {MAX_IMAGES}", param=where)
+        raise BadRequest.at(where, f"the request has {len(images)} images; the bound is {MAX_IMAGES}")
 
 
 def checked_sampling(model: GenerationModel, request: GenerationRequest) -> tuple[Sampling, list[str]]:
@@ -337,15 +330,13 @@ def checked_sampling(model: GenerationModel, request: GenerationRequest) -> tupl
         return sampling, ignored
     if has_form:
         # Where the grammar allows nothing but the end, and the least length forbids it, there is no token left.
-        raise UnsupportedParameter(
-            "min_tokens: a schema or a forced call decides where the answer ends; leave one of them out",
-            param="min_tokens",
+        raise UnsupportedParameter.at(
+            "min_tokens", "a schema or a forced call decides where the answer ends; leave one of them out"
         )
     if sampling.max_new_tokens is not None and sampling.min_tokens > sampling.max_new_tokens:
-        raise BadRequest(
-            f"min_tokens: {sampling.min_tokens} is more than the {sampling.max_new_tokens} tokens that the answer may "
-            "have",
-            param="min_tokens",
+        raise BadRequest.at(
+            "min_tokens",
+            f"{sampling.min_tokens} is more than the {sampling.max_new_tokens} tokens that the answer may have",
         )
     return sampling, ignored
 
@@ -365,7 +356,6 @@ def completed(sampling: Sampling, of_the_model: Mapping[str, Any] | None, limit:
 
 
 def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:
-    """Raise BadRequest for more tokens or answers than the model gives to one request."""
     wanted = sampling.max_new_tokens
     if wanted is not None and wanted > model.max_tokens_limit:
         raise BadRequest(
@@ -381,10 +371,7 @@ def _check_amounts(model: GenerationModel, sampling: Sampling) -> None:
 
 
 def _check_window(model: GenerationModel, request: GenerationRequest, tokens: int) -> dict[str, int]:
-    """Raise ContextLengthExceeded if the request's own limit of its context holds fewer than `tokens` tokens.
-
-    Returns what is available where that limit is beyond the model's: Ollama clamps it.
-    """
+    """What the model has where the request's own limit is beyond it. Raises ContextLengthExceeded."""
     window = request.context_limit
     if window is None:
         return {}
@@ -396,40 +383,30 @@ def _check_window(model: GenerationModel, request: GenerationRequest, tokens: in
     return {"num_ctx": widest} if window > widest else {}
 
 
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
 def _check_vision(model: GenerationModel, rules: ImageRules, request: GenerationRequest) -> None:
     """Raise UnsupportedParameter for what the engine cannot do, BadRequest for the mark of an image in a text."""
-    refused = {
-        "tools": request.tool_use is not None,
-        getattr(request.grammar, "where", "response_format"): request.grammar is not None,
-        "prompt": isinstance(request.prompt, TokenIds),
-    }
-    for name in (name for name, asked in refused.items() if asked):
-        reason = "gives free text only, no tool calls and no answers of a form"
-        if name == "prompt":
-            reason = "takes text, not token ids"
-        raise UnsupportedParameter(f"{name}: {model.id} is a vision model and {reason}", param=name)
+    reason = "gives free text only, no tool calls and no answers of a form"
+    refused = {"tools": reason} if request.tool_use is not None else {}
+    if request.grammar is not None:
+        refused[getattr(request.grammar, "where", "response_format")] = reason
+    if isinstance(request.prompt, TokenIds):
+        refused["prompt"] = "takes text, not token ids"
+    for name, reason in refused.items():
+        raise UnsupportedParameter.at(name, f"{model.id} is a vision model and {reason}")
     if model.installed.family == PHI and images_of(request):
-        _reject_penalties(model, request.sampling)
+        # A penalty spoils what Phi-3 says about images.
+        for name in _PENALTIES:
+            if (value := getattr(request.sampling, name)) != getattr(Sampling(), name):
+                raise UnsupportedParameter.at(
+                    name,
+                    f"{model.id} answers nonsense about images with a penalty, and {value} was given; leave it out",
+                )
     texts = [request.prompt] if isinstance(request.prompt, str) else []
     if isinstance(request.prompt, tuple):
         texts = [turn.content for turn in request.prompt]
     for mark in (*TAGS, *rules.marks):
         if any(mark in text for text in texts):
             raise BadRequest(f"a text holds {mark}, which stands for an image here; take it out", param="messages")
-
-
-_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-
-
-def _reject_penalties(model: GenerationModel, sampling: Sampling) -> None:
-    """Raise UnsupportedParameter for a penalty of the caller's: it spoils what Phi-3 says about images."""
-    neutral = Sampling()
-    for name in _PENALTIES:
-        value = getattr(sampling, name)
-        if value == getattr(neutral, name):
-            continue
-
-        raise UnsupportedParameter(
-            f"{name}: {model.id} answers nonsense about images with a penalty, and {value} was given; leave it out",
-            param=name,
-        )

@@ -84,13 +84,15 @@ class ToolUse:
 class Rendering:
     """How a conversation becomes a prompt. `variables` are the caller's own for the model's chat template.
 
-    The prompt ends where an answer begins, unless without `answer_prompt`; with `continue_last` it ends with the last
-    message, which the answer continues.
+    `tools` are declared by the template; `think` turns reasoning on or off. The prompt ends where an answer begins,
+    unless without `answer_prompt`; with `continue_last` it ends with the last message, which the answer continues.
     """
 
     variables: Mapping[str, Any] = field(default_factory=dict)
     answer_prompt: bool = True
     continue_last: bool = False
+    tools: Sequence[dict[str, Any]] | None = None
+    think: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

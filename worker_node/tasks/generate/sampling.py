@@ -20,10 +20,7 @@ class SamplingRefused(RuntimeError):
 def generation_config(
     job: GenerateJob, defaults: genai.GenerationConfig, *, prompt_lookup: bool = False
 ) -> genai.GenerationConfig:
-    """Return the configuration for one job; from `defaults`, the model's own, only the end tokens are taken.
-
-    `prompt_lookup`: the pipeline was opened for it. Raises SamplingRefused.
-    """
+    """The configuration of one job; of the model's own `defaults` only the end tokens. Raises SamplingRefused."""
     sampling = job.sampling
     values: dict[str, Any] = {
         "eos_token_id": defaults.eos_token_id,

@@ -63,11 +63,9 @@ class SchemaCompiler:
         try:
             data = _encoder.encode(form)
         except (ValueError, OverflowError, RecursionError):
-            raise BadRequest(f"{where}: a number in it is too large, or it is nested too deeply", param=where) from None
+            raise BadRequest.at(where, "a number in it is too large, or it is nested too deeply") from None
         if len(data) > MAX_SCHEMA_BYTES:
-            raise BadRequest(
-                f"{where}: the schema has {len(data)} bytes, the bound here is {MAX_SCHEMA_BYTES}", param=where
-            )
+            raise BadRequest.at(where, f"the schema has {len(data)} bytes, the bound here is {MAX_SCHEMA_BYTES}")
         pool = self._small if len(data) <= SMALL_BYTES else self._large
 
         async def compiled() -> str:

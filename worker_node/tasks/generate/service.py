@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.core.types import Route
 from worker_node.observability.tracing import Operation, Tracing
 from worker_node.scheduling.admission import TokenCost
 from worker_node.serving.routing import select_placement
@@ -105,14 +104,10 @@ _BUFFERED_EVENTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Admitted generations of the model of that id, and their events as they arise.
-
-    The `routes` are final where a stream follows: its head names them.
-    """
+    """Admitted generations of the model of that id, and their events as they arise."""
 
     model: str
-    runs: tuple[Generation, ...]
-    routes: tuple[Route, ...]
+    runs: Sequence[Generation]
     events: AsyncIterator[ChoiceEvents]
 
 
@@ -149,8 +144,7 @@ async def generate_choices(
                         "(max_outstanding), ask for fewer"
                     )
         events = runs[0].events if len(runs) == 1 else await stack.enter_async_context(aclosing(_merged(runs)))
-        routes = [run.execution.route for run in runs]
-        yield Choices(runs[0].prepared.demand.model, tuple(runs), tuple(routes), events)
+        yield Choices(runs[0].prepared.demand.model, runs, events)
 
 
 async def _merged(runs: Sequence[Generation]) -> AsyncGenerator[ChoiceEvents, None]:

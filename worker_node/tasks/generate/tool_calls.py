@@ -27,24 +27,6 @@ _HEAD = re.compile(
 _FIRST_KEY = re.compile(r'\s*\{\s*"(?P<key>[^"]*)"\s*:')
 
 
-class _Call:
-    """Reads one call, and adds it to the blocks as soon as its name is known; then it is `announced`."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        self.scanner = CallScanner(names)
-        self.announced = False
-
-    def read(self, character: str, blocks: Blocks) -> None:
-        arguments = self.scanner.feed(character)
-        if self.scanner.name is None:
-            return
-        if not self.announced:
-            self.announced = True
-            blocks.begin_call(self.scanner.name)
-        if arguments:
-            blocks.add_arguments(arguments)
-
-
 class TaggedCalls:
     """Text with calls between `<tool_call>` and `</tool_call>`: an object each, or a list of them."""
 
@@ -64,7 +46,7 @@ class TaggedCalls:
 
     def finish(self, blocks: Blocks, *, cut: bool) -> None:
         # An unfinished call of which something was sent already cannot be taken back; its start is not text either.
-        if self._held and not (self._inside and (cut or self._call.announced)):
+        if self._held and not (self._inside and (cut or self._call.name)):
             blocks.add_text(self._held)
 
     def _read_text(self, character: str, blocks: Blocks) -> None:
@@ -83,22 +65,22 @@ class TaggedCalls:
 
     def _read_call(self, character: str, blocks: Blocks) -> None:
         self._held += character
-        scanner = self._call.scanner
+        call = self._call
         # Within a string the tag is an argument's text.
-        if self._held.endswith(CLOSING) and not (scanner.in_string and self._call.announced):
+        if self._held.endswith(CLOSING) and not (call.in_string and call.name):
             self._close(blocks)
-        elif scanner.broken or (not scanner.raw.strip() and character in "[,]" + _BLANKS):
+        elif call.broken or (not call.raw.strip() and character in "[,]" + _BLANKS):
             return
-        elif not scanner.done:
-            self._call.read(character, blocks)
+        elif not call.done:
+            call.read(character, blocks)
         elif character == ",":
             self._call = _Call(self._names)
 
     def _close(self, blocks: Blocks) -> None:
         held, self._held, self._inside = self._held, "", False
-        self._after_call = self._call.announced
+        self._after_call = self._call.name is not None
         empty = not held.removeprefix(OPENING).removesuffix(CLOSING).strip(_BLANKS + "[]")
-        if not self._call.announced and not empty:
+        if not self._after_call and not empty:
             blocks.add_text(held)
 
 
@@ -142,7 +124,7 @@ class BareCalls:
     def finish(self, blocks: Blocks, *, cut: bool) -> None:
         # Where the answer need not be a call, the beginning of one may as well be that of another object.
         missing_call = cut and self._single
-        if not self._plain and self._held.strip() and not self._call.announced and not missing_call:
+        if not self._plain and self._held.strip() and self._call.name is None and not missing_call:
             blocks.add_text(self._held)
         self._plain = True
 
@@ -150,7 +132,7 @@ class BareCalls:
         self._held += character
         if not self._held.strip():
             return
-        if self._call.scanner.done:
+        if self._call.done:
             # Between two calls stand blanks, a semicolon or a comma; anything else is text.
             if self._single or character in _BLANKS + ";,":
                 return
@@ -160,7 +142,7 @@ class BareCalls:
                 self._give_up(blocks)
                 return
         self._call.read(character, blocks)
-        if self._call.scanner.broken and not self._call.announced:
+        if self._call.broken:
             self._give_up(blocks)
 
     def _give_up(self, blocks: Blocks) -> None:
@@ -169,11 +151,12 @@ class BareCalls:
 
 
 @dataclass(slots=True)
-class CallScanner:
+class _Call:
     """Reads `{"name": …, "arguments": {…}}`, keys in any order, `parameters` for `arguments`.
 
-    `name` is known when the arguments begin, which are given out as they come; in another order all is known at the
-    end. An object of another kind, or with a name that is not in `names`, is `broken`: what was read stays in `raw`.
+    `name` is known when the arguments begin, which are added to the blocks as they come; in another order all is known
+    at the end. An object of another kind, or with a name that is not in `names`, is `broken`: then it has no `name`,
+    and what was read stays in `raw`.
     """
 
     names: Collection[str]
@@ -186,8 +169,16 @@ class CallScanner:
     _escaped: bool = False
     _in_arguments: bool = False
 
-    def feed(self, character: str) -> str:
-        """Read one character; returns what is now certain of the arguments."""
+    def read(self, character: str, blocks: Blocks) -> None:
+        known = self.name is not None
+        arguments = self._feed(character)
+        if self.name is not None and not known:
+            blocks.begin_call(self.name)
+        if arguments:
+            blocks.add_arguments(arguments)
+
+    def _feed(self, character: str) -> str:
+        """What is now certain of the arguments."""
         self.raw += character
         before = self._depth
         self._track(character)
@@ -208,7 +199,6 @@ class CallScanner:
         return ""
 
     def _track(self, character: str) -> None:
-        """Follow strings and braces."""
         if self._escaped:
             self._escaped = False
         elif self.in_string and character == "\\":
@@ -289,7 +279,6 @@ def instructions(tools: Sequence[Tool], wanted: ToolFormat) -> str:
 
 
 def with_instructions(messages: Sequence[Message], tools: Sequence[Tool], wanted: ToolFormat) -> list[Message]:
-    """The conversation with the tools in its system message."""
     text = instructions(tools, wanted)
     if messages and messages[0].role == "system":
         return [Message("system", f"{messages[0].content}\n\n{text}"), *messages[1:]]

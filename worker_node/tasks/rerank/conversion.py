@@ -32,7 +32,6 @@ from worker_node.models.convert.encoder import (
     name_port,
     outputs_on_cpu,
     read_bert_config,
-    read_json,
     read_tensors,
     read_tokenizer,
     text_input,
@@ -41,7 +40,7 @@ from worker_node.models.convert.encoder import (
     write_tokenizer,
 )
 from worker_node.models.convert.job import ConversionJob, Converted, ModelFiles
-from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FILE, peek_config, write_canary
+from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FILE, peek_config, read_json, write_canary
 from worker_node.models.sources import SAFETENSORS_FILE, safetensors_of, weight_files
 from worker_node.tasks.rerank.task import RERANK, RerankCanary
 
@@ -111,10 +110,7 @@ _UNUSED = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
 def build_cross_encoder(config: CrossEncoderConfig, tensors: Tensors) -> ov.Model:
-    """Build the graph.
-
-    Raises ConversionFailed when a tensor is missing, has another shape than the configuration says, or is left over.
-    """
+    """Build the graph. Raises ConversionFailed when a tensor is missing, misshapen or left over."""
     bert, prefix = config.bert, config.family.prefix
     weights = Weights(tensors, frozenset(prefix + name for name in _UNUSED))
     parameters = [text_input(INPUT_IDS), text_input(ATTENTION_MASK)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter
 
 from worker_node.core.errors import UnsupportedParameter
-from worker_node.core.types import NOT_MEASURED, NOTHING, Feature, RequestContext, Route, Timing, Usage
+from worker_node.core.types import NOT_MEASURED, NOTHING, Busy, Feature, RequestContext, Route, Timing, Usage
 from worker_node.manager.manager import ModelManager
 from worker_node.observability.tracing import Operation
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
@@ -70,10 +70,7 @@ class Voice(NamedTuple):
 
 
 async def find_voice(manager: ModelManager, limits: AudioOptions, choice: VoiceChoice, deadline: float) -> Voice | None:
-    """How a request has silence skipped, None if it has not.
-
-    Raises UnsupportedParameter where it cannot be, and what `ModelManager.query_store` raises.
-    """
+    """How a request has silence skipped, None if it has not. Raises UnsupportedParameter where it cannot be."""
     if not (limits.vad if choice.wanted is None else choice.wanted):
         return None
     network = await manager.query_store(find_network, deadline)
@@ -105,10 +102,7 @@ class AudioDecoder:
         self._listening = PreparationPool(_LIMITS, ("openvino", find_speech.__module__))
 
     async def decode(self, source: Path, target: Path, most_seconds: float, deadline: float) -> float:
-        """Write mono PCM of 16 kHz to `target`; returns its seconds.
-
-        Raises BadRequest, Overloaded, DeadlineExceeded, EngineUnavailable.
-        """
+        """Write mono PCM of 16 kHz to `target`; returns its seconds. Raises as `PreparationPool.run`."""
         arguments = (str(source), str(target), most_seconds)
         return float(await self._decoding.run(decode_audio, *arguments, deadline=deadline, param=_FILE))
 
@@ -144,10 +138,7 @@ class SpokenPart:
 async def find_model(
     services: Services, name: str | None, wanted: TranscribeJob, context: RequestContext
 ) -> TranscriptionModel:
-    """The model of a request, which is refused here, before its audio is decoded, if it cannot be served.
-
-    Raises ModelNotFound, BadRequest, UnsupportedParameter (a language that the model does not know), Overloaded.
-    """
+    """The model of a request, which is refused here, before its audio is decoded, if it cannot be served."""
     model = await services.manager.model_of(KIND, TranscriptionModel, name, context.deadline)
     if not model.multilingual:
         if wanted.translate:
@@ -189,7 +180,7 @@ async def transcribe(
             whole = Window(0, round(seconds * RATE))
             regions = [whole] if voice is None else await decoder.find_speech(pcm, voice, context.deadline)
             operation.begin("route")
-            run = Transcription(services, model, context, wanted, pcm, seconds, regions, began, operation)
+            run = Transcription(services, model, context, wanted, pcm, seconds, deque(regions), began, operation)
             await run.begin()
             yield run
             if not run.complete:  # a streamed reply has reported the error itself, or its reader has left
@@ -203,6 +194,7 @@ async def transcribe(
             own.skipped.labels(*labels).inc(max(0.0, seconds - run.heard_s))
 
 
+@dataclass(eq=False)
 class Transcription:
     """A transcription that runs: `parts` come window by window, and what is known of all of it grows with them.
 
@@ -211,37 +203,40 @@ class Transcription:
     taken.
     """
 
-    route: Route
-    timing: Timing
+    route: Route = field(init=False)
+    timing: Timing = field(init=False)
 
-    def __init__(
-        self,
-        services: Services,
-        model: TranscriptionModel,
-        context: RequestContext,
-        wanted: TranscribeJob,
-        pcm: Path,
-        seconds: float,
-        regions: Sequence[Window],
-        began: float,
-        operation: Operation,
-    ) -> None:
-        self._services, self._model, self._context, self._wanted = services, model, context, wanted
-        self._pcm, self._regions, self._began, self._operation = pcm, deque(regions), began, operation
-        self._first: SpokenPart | None = None
-        self._answered = False
-        self.seconds = seconds
-        self.language = wanted.language
-        self.tokens, self.busy = 0, NOT_MEASURED
-        self.heard_s = 0.0
-        self.complete = False
+    services: Services
+    model: TranscriptionModel
+    context: RequestContext
+    wanted: TranscribeJob
+    pcm: Path
+    seconds: float
+    regions: deque[Window]
+    began: float
+    operation: Operation
+
+    language: str | None = None
+    tokens: int = 0
+    busy: Busy = NOT_MEASURED
+    heard_s: float = 0.0
+    complete: bool = False
+    _first: SpokenPart | None = None
+    _answered: bool = False
 
     async def begin(self) -> None:
         """Do the first window with speech, which decides device and language."""
         self._first = await self._next()
-        if not self._answered:
-            # Without speech the answer still names a device, which must have run something.
+        if self._answered:
+            return
+        if self.context.require_device is not None:
+            # The required device must have run something to prove it.
             await self._ask(bytes(SAMPLE_BYTES * RATE))
+        else:
+            selection = await select_placement(self._demand(self.wanted), self.context)
+            self.operation.routed(selection.route)
+            self.language = self.wanted.language
+            self.route, self.timing = selection.route, Timing(0.0, (time.monotonic() - self.began) * 1e3, 0.0, 0.0)
 
     async def parts(self) -> AsyncIterator[SpokenPart]:
         part = self._first
@@ -251,44 +246,50 @@ class Transcription:
                 part = await self._next()
         except Exception as error:
             # A reply that streams renders the error itself, inside of the block of the operation.
-            self._operation.failed(error)
+            self.operation.failed(error)
             raise
         self.complete = True
 
     async def _next(self) -> SpokenPart | None:
         """The next window with speech; None when the audio is over."""
-        while (window := await asyncio.to_thread(next_window, self._pcm, self._regions)) is not None:
-            samples = await asyncio.to_thread(read_samples, self._pcm, window)
+        while (window := await asyncio.to_thread(next_window, self.pcm, self.regions)) is not None:
+            samples = await asyncio.to_thread(read_samples, self.pcm, window)
             if not _silent(samples):
                 self.heard_s += window.seconds
                 return _spoken(window, await self._ask(samples.tobytes()))
         return None
 
-    async def _ask(self, samples: bytes) -> Transcript:
-        context, model = self._context, self._model
-        job = msgspec.structs.replace(self._wanted, samples=samples, language=self.language)
+    def _demand(self, job: TranscribeJob) -> Demand:
+        model = self.model
         needs: frozenset[Feature] = NOTHING
-        if model.multilingual and self._wanted.language is None:
+        if model.multilingual and self.wanted.language is None:
             needs = needs | {"language_detection"}
-        if self._wanted.words:
+        if self.wanted.words:
             needs = needs | {"word_timestamps"}
 
         # The head of the reply may be out, and names the device of the first window.
-        require = self.route.device if self._answered else context.require_device
+        require = self.route.device if self._answered else self.context.require_device
         size = job.prompt_tokens
-        demand = Demand(model.id, model.placements, size, size, require=require, needs=needs)
+        return Demand(model.id, model.placements, size, size, require=require, needs=needs)
+
+    async def _ask(self, samples: bytes) -> Transcript:
+        context = self.context
+        job = msgspec.structs.replace(self.wanted, samples=samples, language=self.wanted.language or self.language)
+        demand = self._demand(job)
         prepared = time.monotonic()
-        run = SingleRun(demand, context, job, Transcript, 1, lambda _limits: TokenCost(size), self._began, prepared)
+        run = SingleRun(
+            demand, context, job, Transcript, 1, lambda _limits: TokenCost(job.prompt_tokens), self.began, prepared
+        )
         selection = await select_placement(demand, context)
         if not self._answered:
-            self._operation.routed(selection.route)
-        answer = await run_selected(self._services, run, selection, self._operation)
+            self.operation.routed(selection.route)
+        answer = await run_selected(self.services, run, selection, self.operation)
         if self._answered:
             self.timing = replace(self.timing, inference=self.timing.inference + answer.timing.inference)
             self.busy = self.busy.plus(answer.result.busy)
         else:
             self.route, self.timing, self.busy = answer.route, answer.timing, answer.result.busy
-            self.language = self.language or answer.result.language
+            self.language = self.wanted.language or answer.result.language
             self._answered = True
 
         self.tokens += answer.result.tokens

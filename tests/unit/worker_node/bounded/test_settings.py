@@ -1,7 +1,6 @@
 """The settings of the bounded profile, its model and its lock."""
 
 import argparse
-import fcntl
 import hashlib
 import json
 import shutil
@@ -25,6 +24,7 @@ from worker_node.bounded.service import (
 from worker_node.bounded.settings import BoundedSettings, DeviceLock
 from worker_node.cli.serve import load_bounded_settings
 from worker_node.core.errors import BadRequest, ConfigurationError, EngineUnavailable
+from worker_node.core.operating_system import lock as lock_file
 from worker_node.core.types import Device, ModelKind
 from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
@@ -220,7 +220,7 @@ async def test_waiting_is_bounded_for_other_processes_and_for_our_own_jobs(tmp_p
     path = tmp_path / "lock"
     lock = DeviceLock(path, 0.05)
     with path.open("a") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+        lock_file(other)
         with pytest.raises(EngineUnavailable, match=r"busy with other jobs for 0\.05 s") as caught:
             async with lock.held():
                 pass

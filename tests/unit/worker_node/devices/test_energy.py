@@ -11,7 +11,6 @@ from worker_node.devices.energy import (
     EnergyCounter,
     EnergyMeter,
     PowerSource,
-    Unmeasured,
     energy_counter,
     power_source,
 )
@@ -60,20 +59,11 @@ def test_the_npus_energy_is_read_where_its_processor_has_it(tmp_path, guid, expe
     offset, joules_per_count = expected
     region(tmp_path, "0x1a067102", "telem1")
     telem = region(tmp_path, guid)
-    put(telem, offset, 1_000_000)
+    put(telem, offset, 2**32 - 1)
     meter = EnergyMeter(energy_counter(Device.NPU, sysfs=tmp_path))
     meter.begin()
-    put(telem, offset, 1_000_001)
-    assert meter.so_far().joules == pytest.approx(joules_per_count, rel=1e-12)
-
-
-def test_a_counter_that_began_again_lost_nothing(tmp_path):
-    telem = region(tmp_path, "0x3086000")
-    put(telem, 0x670, 2**32 - 16384)
-    meter = EnergyMeter(energy_counter(Device.NPU, sysfs=tmp_path))
-    meter.begin()
-    put(telem, 0x670, 16384)
-    assert meter.so_far() == Energy(2.0)
+    put(telem, offset, 1)
+    assert meter.so_far().joules == pytest.approx(2 * joules_per_count, rel=1e-12), "it began again and lost nothing"
 
 
 @pytest.mark.parametrize("device", [Device.CPU, Device.GPU])
@@ -90,10 +80,10 @@ def test_without_a_counter_the_reason_is_told(tmp_path):
         found = energy_counter(device, sysfs=tmp_path)
         meter = EnergyMeter(found)
         meter.begin()
-        assert meter.so_far() == Energy(reason=found.reason)
-        return found.reason
+        assert meter.so_far() == Energy(reason=found)
+        return found
 
-    assert energy_counter(Device.NPU, emulated=True) == Unmeasured("the NPU is emulated")
+    assert energy_counter(Device.NPU, emulated=True) == "the NPU is emulated"
     assert "the kernel needs intel_pmt_telemetry" in reason()
     assert "the kernel needs intel_rapl_msr" in reason(Device.CPU)
     region(tmp_path, "0x9999999")
@@ -104,13 +94,13 @@ def test_without_a_counter_the_reason_is_told(tmp_path):
 
 def test_a_region_too_short_for_its_register_is_not_believed(tmp_path):
     region(tmp_path, "0x3072005").write_bytes(b"\xee" * 0x5D2)
-    assert "cannot be read" in energy_counter(Device.NPU, sysfs=tmp_path).reason
+    assert "cannot be read" in energy_counter(Device.NPU, sysfs=tmp_path)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root reads every file")
 def test_a_counter_that_only_root_may_read_is_named(tmp_path):
     zone(tmp_path).chmod(0)
-    assert "cannot be read by this user" in energy_counter(Device.CPU, sysfs=tmp_path).reason
+    assert "cannot be read by this user" in energy_counter(Device.CPU, sysfs=tmp_path)
 
 
 class Scripted:
@@ -156,21 +146,6 @@ def test_a_counter_that_goes_away_during_a_run_is_named(scripted):
     scripted.meter.begin()
     scripted.path.unlink()
     assert scripted.meter.so_far() == Energy(reason=f"{scripted.path} could not be read")
-
-
-def test_runs_at_the_same_time_share_what_was_used_meanwhile(scripted):
-    runs = scripted.runs
-    runs.begin("first")
-    scripted.use(1.0, 1.0)
-    runs.begin("second")
-    scripted.use(4.0, 1.0)
-    runs.divide()
-    assert (runs.so_far("first").energy.joules, runs.so_far("second").energy.joules) == pytest.approx((3.0, 2.0))
-    scripted.use(2.0, 1.0)
-    first = runs.end("first").energy
-    scripted.use(1.0, 1.0)
-    assert (first.joules, runs.end("second").energy.joules) == pytest.approx((4.0, 4.0))
-    assert runs.end("second") == Busy(), "it was given up before"
 
 
 @given(steps=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3_000_000))))

@@ -34,6 +34,7 @@ def groups(root, group=None, limits=None):
     return proc, cgroups
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize(
     ("group", "limits", "expected"),
     [
@@ -53,12 +54,14 @@ def test_the_narrowest_limit_counts(tmp_path, monkeypatch, group, limits, expect
     assert (memory.total // MIB, memory.available // MIB) == expected
 
 
+@pytest.mark.linux
 def test_the_memory_of_a_process_that_has_ended_is_none():
     assert own_memory(os.getpid()) > MIB
     assert own_memory(GONE) is None
     assert resident_memory(GONE) is None
 
 
+@pytest.mark.linux
 def test_kills_for_want_of_memory_are_counted_by_the_machine_and_by_our_control_groups(tmp_path):
     proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
@@ -77,11 +80,8 @@ def test_kills_for_want_of_memory_are_counted_by_the_machine_and_by_our_control_
     ("mask", "siblings", "cores"),
     [
         ({0, 1, 2, 3}, {}, 4),
-        ({0, 1, 2, 3}, {0: "0", 1: "1", 2: "2", 3: "3"}, 4),
         ({0, 1, 2, 3}, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, 2),
         ({0, 2}, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, 1),
-        ({1, 2}, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, 2),
-        ({5}, {}, 1),
     ],
 )
 def test_threads_of_a_core_are_one_and_cores_outside_of_the_mask_none(tmp_path, monkeypatch, mask, siblings, cores):
@@ -98,6 +98,7 @@ def descriptor(proc, number, text):
     (proc / "7" / "fdinfo" / str(number)).write_text(f"pos:\t0\nflags:\t0100002\nino:\t5\n{text}")
 
 
+@pytest.mark.linux
 def test_the_npus_memory_of_a_process_is_that_of_its_clients_each_counted_once(tmp_path):
     def client(number, driver="intel_vpu", size="100 KiB"):
         head = f"drm-driver:\t{driver}\ndrm-client-id:\t{number}\ndrm-pdev:\t0000:00:0b.0\n"

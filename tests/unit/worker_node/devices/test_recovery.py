@@ -14,6 +14,8 @@ from worker_node.core.types import Device
 from worker_node.devices import recovery
 from worker_node.settings import NodeSettings
 
+# Linux alone announces them.
+pytestmark = pytest.mark.linux
 RECOVERY = b"change@/devices/pci0000:00/0000:00:0b.0\0ACTION=change\0IVPU_PM_EVENT=IVPU_RECOVER\0SEQNUM=7\0"
 
 
@@ -85,7 +87,6 @@ def test_a_machine_without_such_announcements_does_without(monkeypatch):
     assert recovery.uevents() is None
 
 
-@pytest.mark.skipif(not hasattr(socket, "AF_NETLINK"), reason="Linux alone has netlink")
 async def test_another_process_cannot_announce_a_recovery():
     source = recovery.uevents()
     if source is None:

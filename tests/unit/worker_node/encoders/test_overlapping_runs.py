@@ -119,11 +119,12 @@ def test_every_text_has_its_own_vector_in_whatever_order_runs_end(tmp_path_facto
     jobs = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=5), "texts of each job")
     firsts = iter(range(1, 100))
     rows = {number: [[next(firsts)] * (1 + row) for row in range(count)] for number, count in enumerate(jobs)}
-    with running(tmp_path_factory.mktemp("npu")) as engine:
+    batch = data.draw(st.integers(1, 4), "texts of a run")
+    with running(tmp_path_factory.mktemp("npu"), npu_batch_size=batch) as engine:
         for number, texts in rows.items():
             engine.submit(number, *texts)
         while engine.begun:
-            engine.work(data.draw(st.integers(10, 900), "microseconds"))
+            engine.work(data.draw(st.integers(100, 900), "microseconds"))
             engine.end(*data.draw(st.lists(st.sampled_from(engine.begun), min_size=1, unique=True), "runs that end"))
         total = int(engine.counter.read_text())
         results = engine.of(RowResult)
@@ -151,13 +152,35 @@ def test_a_cancelled_job_has_no_further_run_and_its_active_one_is_ignored(tmp_pa
 def test_a_deadline_that_passes_between_the_rows_of_a_job_ends_it(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("worker_node.encoders.runs.time.monotonic", lambda: now[0])
-    with running(tmp_path, infer_requests=2) as engine:
+    with running(tmp_path, infer_requests=3) as engine:
+        engine.submit(3, [5], deadline=5.0)
         engine.submit(1, [1], [2], [3], deadline=5.0)
         engine.submit(2, [4])
         now[0] = 5.0
         engine.end(1, 2)
         assert [(event.id, event.code) for event in engine.of(Failed)] == [(1, "deadline_exceeded")]
-        assert engine.begun == [4]
+        assert engine.begun == [5, 4]
+        engine.end(5)
+        assert engine.vectors == {3: [[5, 1]]}, "all of its rows ran"
+
+
+def test_without_a_counter_no_busy_time_is_claimed(tmp_path):
+    with running(tmp_path, infer_requests=1) as engine:
+        engine.submit(1, [1], [2])
+        engine.work(5)
+        engine.end(1)
+        engine.counter.unlink()
+        engine.end(2)
+        assert [result.busy.us for result in engine.of(RowResult)] == [None]
+
+
+def test_unused_rows_of_a_run_attend_to_one_token(tmp_path):
+    with running(tmp_path, npu_batch_size=3) as engine:
+        engine.submit(1, [3, 4])
+        (request,) = engine.runner.begun
+        ids, mask = (request.inputs[name][:, :3].tolist() for name in ("input_ids", "attention_mask"))
+    assert ids == [[3, 4, 0], [0] * 3, [0] * 3]
+    assert mask == [[1, 1, 0], [1, 0, 0], [1, 0, 0]], "a mean over no token is not a number"
 
 
 def test_what_runs_is_said_before_it_starts_and_only_when_it_changes(tmp_path):

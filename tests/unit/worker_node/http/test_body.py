@@ -17,15 +17,8 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
 
 TOO_MUCH = {
     "empty lists": ("/v1/embeddings", {"model": "m", "input": [[]] * MANY}),
-    "lists of ids": ("/v1/completions", {"model": "m", "prompt": [[1, 2]] * MANY}),
     "empty strings": ("/embeddings", {"texts": [""] * MANY}),
-    "numbers": ("/embeddings", {"texts": [1.5] * MANY}),
     "numbers with signs": ("/v1/embeddings", {"model": "m", "input": [-1] * 16 * MANY}),
-    "words": ("/embeddings", {"texts": [None] * MANY}),
-    "messages": ("/v1/chat/completions", {"model": "m", "messages": CHAT["messages"] * MANY}),
-    "messages without sense": ("/v1/chat/completions", {"model": "m", "messages": [{"role": "x"}] * MANY}),
-    "calls": ("/api/chat", {"model": "m", "messages": [{"tool_calls": [{"function": {}}]}] * MANY}),
-    "items": ("/v1/responses", {"model": "m", "input": [{"type": "message", "content": [{}]}] * MANY}),
     "fields": ("/v1/chat/completions", CHAT | {f"f{i}": 1 for i in range(MANY)}),
     "fields of a field that is ignored": (
         "/v1/chat/completions",
@@ -101,11 +94,8 @@ def test_values_are_counted_as_a_parser_counts_them(count):
     [
         ("/embeddings", {"texts": [1] * 1000}, "texts[0]"),
         ("/v1/chat/completions", {"model": "m", "messages": [{"role": "x"}] * 1000}, "messages[0]"),
-        ("/v1/chat/completions", CHAT | {"tools": [{}] * 100}, "tools[0].type"),
         ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": [{}] * 1000}]}, None),
-        ("/v1/responses", {"model": "m", "input": [{"type": "x"}] * 1000}, None),
         ("/v1/embeddings", {"model": "m", "input": [{}] * 1000}, None),
-        ("/inference", {"prompt": "a", "stop": [1] * 1000}, "stop[0]"),
     ],
 )
 async def test_only_the_first_wrong_item_of_a_list_is_looked_at(path, body, first):

@@ -1,4 +1,4 @@
-"""What passports say of each placement, and faults on demand, wherever a node shows them."""
+"""What passports say of each placement, wherever a node shows them."""
 
 from dataclasses import replace
 
@@ -6,18 +6,15 @@ import pytest
 
 from tests.support.application import application
 from tests.support.passports import certify, check
-from worker_node.core.errors import EngineUnavailable
-from worker_node.core.types import Device, Route
+from worker_node.core.types import Device
 from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
-from worker_node.http.context import route_headers
 from worker_node.serving.build import Machine, build_model, configured_model
 from worker_node.settings import ModelSettings, NodeSettings
 
 MODEL = "all-minilm-l6-v2"
 DRIVER = {"NPU_DRIVER_VERSION": "1.32", "DEVICE_ARCHITECTURE": "4000"}
 FAULT = "[[fault]]\nkind = 'garbage'\ndevice = 'NPU'\nbeyond_tokens = 500\n"
-WORDS = "garbage device=NPU beyond_tokens=500"
 
 
 @pytest.fixture
@@ -111,35 +108,8 @@ async def test_a_model_that_no_device_may_run_says_what_each_lacks(machine, inst
     assert f'npu_node_certified{{device="NPU",model="{MODEL}",state="expired"}} 1.0' in metrics
 
 
-async def test_faults_on_demand_are_named_by_the_node_and_by_the_engines_that_have_them(machine, installed):
-    model = served(machine, installed)
-    health = await shown(model, "/health", machine.settings)
-    assert health["faults"] == [WORDS]
-    on_npu, on_cpu = health["models"][0]["engines"]
-    assert (on_npu["faults"], on_cpu["faults"]) == ([WORDS], [])
-    assert [device["faults"] for device in (await shown(model, f"/v1/models/{MODEL}"))["devices"]] == [[WORDS], []]
-    assert "npu_node_faults_on_demand 1.0" in await shown(model, "/metrics", machine.settings)
-
-
 def test_a_passport_made_under_faults_says_nothing_of_the_device_without_them(machine, installed):
     certify(machine, installed)
     without = replace(machine, settings=machine.settings.model_copy(update={"faults": None}))
     states = [served(each, installed).placements[0].standing.state for each in (machine, without)]
     assert states == ["certified", "expired"]
-
-
-def test_replies_of_an_engine_with_faults_say_how_many():
-    assert route_headers(Route("m", Device.NPU, "preferred", 3, faults=2))["X-NPU-Node-Faults"] == "2"
-    assert "X-NPU-Node-Faults" not in route_headers(Route("m", Device.CPU, "preferred", 3))
-
-
-async def test_an_error_names_the_faults_of_the_engine_that_it_comes_from(machine, installed, monkeypatch):
-    model = served(machine, installed)
-    async with application([model]) as (client, node):
-        error = EngineUnavailable("the engine process died", retry_after=1.0)
-        error.model = MODEL
-        monkeypatch.setattr(type(node.manager), "in_store", lambda *_: (_ for _ in ()).throw(error))
-        for device, header in (("NPU", "1"), ("CPU", None)):
-            error.device = device
-            async with client.get("/models") as reply:
-                assert (reply.status, reply.headers.get("X-NPU-Node-Faults")) == (503, header)

@@ -21,20 +21,17 @@ def context(**headers):
     return request_context(request)
 
 
-def test_without_headers_it_is_interactive_and_has_the_longest_time():
-    found = context()
-    assert (found.interactive, found.deadline, found.require_device) == (True, 280.0, None)
-
-
-@pytest.mark.parametrize(("value", "interactive"), [("batch", False), ("Batch ", False), ("interactive", True)])
-def test_the_priority_is_the_header_s(value, interactive):
-    assert context(X_Priority=value).interactive is interactive
-
-
-def test_a_deadline_and_a_device_are_the_headers():
-    found = context(X_Request_Timeout_Ms="2500", X_NPU_Require_Device="npu")
-    assert (found.deadline, found.require_device) == (102.5, Device.NPU)
-    assert context(X_Request_Timeout_Ms="999000").deadline == 280.0
+@pytest.mark.parametrize(
+    ("headers", "interactive", "device"),
+    [
+        ({}, True, None),
+        ({"X_Priority": "Batch ", "X_NPU_Require_Device": "npu"}, False, Device.NPU),
+        ({"X_Priority": "interactive"}, True, None),
+    ],
+)
+def test_priority_and_device_are_those_of_the_headers(headers, interactive, device):
+    found = context(**headers)
+    assert (found.interactive, found.require_device) == (interactive, device)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +40,7 @@ def test_a_deadline_and_a_device_are_the_headers():
         ({}, 280.0, math.inf),
         ({"X_NPU_Start_Timeout_Ms": "2500"}, 102.5, math.inf),
         ({"X_Request_Timeout_Ms": "2500"}, 102.5, 102.5),
+        ({"X_Request_Timeout_Ms": "999000"}, 280.0, 1099.0),
         ({"X_NPU_Start_Timeout_Ms": "2500", "X_Request_Timeout_Ms": "999000"}, 102.5, 1099.0),
         ({"X_NPU_Start_Timeout_Ms": "9500", "X_Request_Timeout_Ms": "2500"}, 102.5, 102.5),
     ],

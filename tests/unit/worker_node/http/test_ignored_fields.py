@@ -44,42 +44,38 @@ def listed(reply):
     return reply.headers.get(HEADER, "").split(", ")
 
 
-async def test_what_cannot_be_honoured_is_refused_by_name_unless_it_asks_for_nothing(store):
-    async with writing(store) as (client, *_):
-        for path, name in ROWS:
-            for value in (None, False, *TABLES[path][name].neutral):
-                reply, text = await post(client, path, **{name: value})
-                assert (reply.status, HEADER in reply.headers) == (200, False), (path, name, text)
-            reply, text = await post(client, path, **{name: ["something"]})
-            assert reply.status == 400, (path, name)
-            assert name in text
+async def test_what_cannot_be_honoured_is_refused_by_name_unless_it_asks_for_nothing(client):
+    for path, name in ROWS:
+        for value in (None, False, *TABLES[path][name].neutral):
+            reply, text = await post(client, path, **{name: value})
+            assert (reply.status, HEADER in reply.headers) == (200, False), (path, name, text)
+        reply, text = await post(client, path, **{name: ["something"]})
+        assert reply.status == 400, (path, name)
+        assert name in text
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_unknown_fields_are_ignored_and_listed(store, path):
-    async with writing(store) as (client, *_):
-        reply, text = await post(client, path, invented={"a": 1}, empty=None)
-        assert reply.status == 200, text
-        assert listed(reply) == ["invented"]
+async def test_unknown_fields_are_ignored_and_listed(client, path):
+    reply, text = await post(client, path, invented={"a": 1}, empty=None)
+    assert reply.status == 200, text
+    assert listed(reply) == ["invented"]
 
 
-async def test_fields_within_parts_are_listed_by_path(store):
+async def test_fields_within_parts_are_listed_by_path(client):
     turn = {
         "role": "user",
         "cache_breakpoint": True,
         "content": [{"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}],
     }
-    async with writing(store) as (client, *_):
-        reply, text = await post(client, "/v1/chat/completions", messages=[turn, turn])
-        assert reply.status == 200, text
-        assert listed(reply) == ["messages.cache_breakpoint", "messages.content.cache_control"]
+    reply, text = await post(client, "/v1/chat/completions", messages=[turn, turn])
+    assert reply.status == 200, text
+    assert listed(reply) == ["messages.cache_breakpoint", "messages.content.cache_control"]
 
 
-async def test_streams_list_ignored_fields_too(store):
-    async with writing(store) as (client, *_):
-        for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/chat"):
-            reply, _ = await post(client, path, stream=True, invented=1)
-            assert listed(reply) == ["invented"]
+async def test_streams_list_ignored_fields_too(client):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/chat"):
+        reply, _ = await post(client, path, stream=True, invented=1)
+        assert listed(reply) == ["invented"]
 
 
 async def test_rejecting_restores_strictness_and_nothing_is_ever_ignored(store):
@@ -96,16 +92,23 @@ async def test_rejecting_restores_strictness_and_nothing_is_ever_ignored(store):
 
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 CHOICE = {"guided_choice": ["yes"], "stop": ["x"]}
+# A set of strings, as pydantic writes it.
+UNENFORCED = {"type": "object", "properties": {"tags": {"type": "array", "items": {}, "uniqueItems": True}}}
+FORM = {"type": "json_schema", "json_schema": {"name": "form", "schema": UNENFORCED}}
+UNIQUE = "response_format.json_schema.schema.properties.tags.uniqueItems"
 # A part that has no effect here, and its place in the list.
 WITHOUT_EFFECT = [
     ("/v1/chat/completions", {"tools": [{"type": "web_search"}]}, "tools.web_search"),
     ("/v1/chat/completions", CHOICE, "stop"),
+    ("/v1/chat/completions", {"response_format": FORM}, UNIQUE),
+    ("/v1/chat/completions", {"response_format": FORM, "stream": True}, UNIQUE),
     ("/v1/completions", CHOICE, "stop"),
     ("/v1/responses", {"tools": [{"type": "web_search"}]}, "tools.web_search"),
     ("/v1/responses", {"store": True}, "store"),
     ("/v1/messages", {"tools": [SEARCH]}, "tools.web_search_20250305"),
     ("/v1/messages/count_tokens", {"tools": [SEARCH]}, "tools.web_search_20250305"),
     ("/api/generate", {"shift": True}, "shift"),
+    ("/api/chat", {"format": {"type": "array", "items": {"enum": ["a"]}, "contains": {}}}, "format.contains"),
 ]
 
 
@@ -133,7 +136,7 @@ async def test_the_native_api_is_strict(store, mode):
                     assert HEADER not in reply.headers
 
 
-async def test_hostile_names_cannot_break_out_of_the_header_or_the_metrics(store):
+async def test_hostile_names_cannot_break_out_of_the_header_or_the_metrics(client, node):
     hostile = {
         "x\r\nSet-Cookie: a=b": 1,
         "y\x00\x1b[31m": 1,
@@ -143,18 +146,17 @@ async def test_hostile_names_cannot_break_out_of_the_header_or_the_metrics(store
         "0": 1,
         "n" * 5000: 1,
     }
-    async with writing(store) as (client, node, _):
-        reply, text = await post(client, "/v1/chat/completions", **hostile)
-        assert reply.status == 200, text
-        assert "Set-Cookie" not in reply.headers
-        assert all(re.fullmatch(r"[A-Za-z*][A-Za-z0-9_.:*-]*", name) for name in listed(reply)), reply.headers[HEADER]
-        for start in range(0, 3000, 1000):
-            reply, _ = await post(client, "/v1/chat/completions", **{f"f{start + i}": 1 for i in range(1000)})
-            assert reply.status == 200
-            assert len(reply.headers[HEADER]) < 1500
-            assert "and-more;fields=984" in listed(reply)
-        for number in range(300):
-            await post(client, "/v1/chat/completions", **{f"g{number}": 1})
-        samples = [s for m in node.telemetry.ignored_fields.collect() for s in m.samples]
-        assert len(samples) == 65
-        assert {s.labels["field"]: s.value for s in samples}["other"] > 200
+    reply, text = await post(client, "/v1/chat/completions", **hostile)
+    assert reply.status == 200, text
+    assert "Set-Cookie" not in reply.headers
+    assert all(re.fullmatch(r"[A-Za-z*][A-Za-z0-9_.:*-]*", name) for name in listed(reply)), reply.headers[HEADER]
+    for start in range(0, 3000, 1000):
+        reply, _ = await post(client, "/v1/chat/completions", **{f"f{start + i}": 1 for i in range(1000)})
+        assert reply.status == 200
+        assert len(reply.headers[HEADER]) < 1500
+        assert "and-more;fields=984" in listed(reply)
+    for number in range(300):
+        await post(client, "/v1/chat/completions", **{f"g{number}": 1})
+    samples = [s for m in node.telemetry.ignored_fields.collect() for s in m.samples]
+    assert len(samples) == 65
+    assert {s.labels["field"]: s.value for s in samples}["other"] > 200

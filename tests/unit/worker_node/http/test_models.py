@@ -125,8 +125,9 @@ async def test_a_load_that_does_not_fit_is_refused_with_what_is_in_the_way(serve
     assert "memory_budget" in refused["error"]["message"]
 
 
-async def test_a_pull_goes_on_without_its_reader_and_is_followed_by_the_same_request(served, monkeypatch):
-    client, node, *_ = served
+@pytest.fixture
+def pulls(served, monkeypatch):
+    """The pulls that begun, which go on when the event is set; that of smollm2 fails."""
     go, begun = asyncio.Event(), []
 
     async def pull(name, progress):
@@ -137,13 +138,19 @@ async def test_a_pull_goes_on_without_its_reader_and_is_followed_by_the_same_req
         if name == "smollm2":
             raise DownloadFailed("no network")
 
+    monkeypatch.setattr(served[1].manager, "pull", pull)
+    return begun, go
+
+
+async def test_a_pull_goes_on_without_its_reader_and_is_followed_by_the_same_request(served, pulls):
+    client, (begun, go) = served[0], pulls
+
     async def follow(name):
         async with client.post("/api/pull", json={"model": name}) as reply:
             yield "begun"
             async for line in reply.content:
                 yield json.loads(line)
 
-    monkeypatch.setattr(node.manager, "pull", pull)
     left = follow("all-minilm")
     assert [await anext(left), await anext(left)] == ["begun", {"status": "pulling manifest"}]
     await left.aclose()
@@ -159,19 +166,9 @@ async def test_a_pull_goes_on_without_its_reader_and_is_followed_by_the_same_req
     assert refused == {"error": "no network"}
 
 
-async def test_a_pull_is_a_job_that_both_dialects_follow(served, monkeypatch):
-    client, node, *_ = served
+async def test_a_pull_is_a_job_that_both_dialects_follow(served, pulls, monkeypatch):
+    client, (_, go) = served[0], pulls
     monkeypatch.setattr("worker_node.http.models._KEPT", 1)
-    go = asyncio.Event()
-
-    async def pull(name, progress):
-        progress.stage("downloading", 10)
-        await go.wait()
-        progress.update(10)
-        if name == "smollm2":
-            raise DownloadFailed("no network")
-
-    monkeypatch.setattr(node.manager, "pull", pull)
     job = await get(client, "/models/pull", 202, "POST", json={"name": "all-minilm"})
     failing = await get(client, "/models/pull", 202, "POST", json={"name": "smollm2"})
     assert (job["state"], job["name"], job["error"]) == ("running", "all-minilm", None)

@@ -1,9 +1,7 @@
 """Pages for people, and the requests that they document."""
 
-import ast
 import json
 import re
-from importlib.metadata import metadata
 from pathlib import Path
 
 import numpy as np
@@ -109,38 +107,3 @@ async def test_requests_of_our_own_documents(asked, file):
     for path, body in CURL.findall(file.read_text()):
         async with asked.post(path, data=body) as reply:
             assert reply.status == 200, (path, body, await reply.text())
-
-
-CREATED = {
-    "responses.create": "/v1/responses",
-    "chat.completions.create": "/v1/chat/completions",
-    "completions.create": "/v1/completions",
-    "embeddings.create": "/v1/embeddings",
-}
-# Values that the examples refer to by name, and options of the client library, which are not sent.
-NAMES = {"prompt": "What is in this image?", "img_url": "https://example.org/a.jpg", "b64_image": "iVBORw0KGgo="}
-NOT_SENT = {"extra_headers", "extra_query", "timeout"}
-
-
-def examples_of_the_openai_package():
-    """(path, body) of each request in the description of OpenAI's package that is installed here."""
-    for block in re.findall(r"```python\n(.*?)```", metadata("openai").get_payload(), re.DOTALL):
-        tree = compile(block, "example", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-            name = ast.unparse(call.func)
-            path = next((path for end, path in CREATED.items() if name.endswith(f".{end}")), None)
-            if path is not None:
-                given = {one.arg: ast.unparse(one.value) for one in call.keywords if one.arg not in NOT_SENT}
-                yield path, {key: eval(value, {}, NAMES) for key, value in given.items()}  # noqa: S307
-
-
-async def test_requests_of_the_openai_packages_own_description(asked):
-    answered = []
-    for path, body in examples_of_the_openai_package():
-        async with asked.post(path, json=body | {"model": WRITER}) as reply:
-            text = await reply.text()
-            refused = "input_image" in str(body) and ("does not read images" in text or "fetches no URLs" in text)
-            assert reply.status == (400 if refused else 200), (body, text)
-            answered.append(path)
-    assert {"/v1/responses", "/v1/chat/completions"} <= set(answered)
-    assert len(answered) >= 8

@@ -62,7 +62,7 @@ async def test_requests_of_codex_are_answered_and_calls_carry_their_namespace(st
             assert "run echo hi" in question
 
 
-async def test_a_namespace_is_offered_as_functions_and_past_calls_of_it_have_the_same_name(store):
+async def test_a_namespace_is_offered_as_functions_and_past_calls_of_it_have_the_same_name(client, engine):
     past = [
         {
             "type": "function_call",
@@ -73,16 +73,13 @@ async def test_a_namespace_is_offered_as_functions_and_past_calls_of_it_have_the
         },
         {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "here"}]},
     ]
-    async with writing(store) as (client, _, engine):
-        await ask(client, input=past, tools=[MAPS, LOOK_UP])
-        assert "maps: Maps of cities" in prompt_of(engine)
-        assert prompt_of(engine).count('"name": "maps.look_up"') == 2
-        await ask(
-            client, tools=[MAPS, LOOK_UP], tool_choice={"type": "function", "name": "look_up", "namespace": "maps"}
-        )
-        held = Recogniser(engine.jobs[-1].grammar)
-        assert held.admits('{"name":"maps.look_up","arguments":{"city":"Bern"}}')
-        assert not held.admits('{"name":"look_up","arguments":{"city":"Bern"}}')
+    await ask(client, input=past, tools=[MAPS, LOOK_UP])
+    assert "maps: Maps of cities" in prompt_of(engine)
+    assert prompt_of(engine).count('"name": "maps.look_up"') == 2
+    await ask(client, tools=[MAPS, LOOK_UP], tool_choice={"type": "function", "name": "look_up", "namespace": "maps"})
+    held = Recogniser(engine.jobs[-1].grammar)
+    assert held.admits('{"name":"maps.look_up","arguments":{"city":"Bern"}}')
+    assert not held.admits('{"name":"look_up","arguments":{"city":"Bern"}}')
 
 
 async def test_a_custom_tool_takes_a_text_and_its_calls_are_custom_calls(store):
@@ -114,15 +111,14 @@ async def test_a_custom_call_that_is_cut_has_no_half_input(store):
     assert (answer["status"], item["status"], item["input"]) == ("incomplete", "incomplete", "")
 
 
-async def test_tools_that_nobody_can_call_here_are_passed_over_and_listed(store):
-    async with writing(store) as (client, _, engine):
-        reply, answer = await ask(client, tools=[SEARCH, PROMISE, LOOK_UP, MAPS | {"tools": [PATCH]}])
-        assert reply.status == 200
-        assert reply.headers[HEADER].split(", ") == ["tools.custom", "tools.to_be_invented", "tools.web_search"]
-        assert "web_search" not in prompt_of(engine)
-        assert [tool["type"] for tool in answer["tools"]] == ["function", "namespace"]
-        reply, _ = await ask(client, tools=[SEARCH], tool_choice="auto")
-        assert reply.status == 200
+async def test_tools_that_nobody_can_call_here_are_passed_over_and_listed(client, engine):
+    reply, answer = await ask(client, tools=[SEARCH, PROMISE, LOOK_UP, MAPS | {"tools": [PATCH]}])
+    assert reply.status == 200
+    assert reply.headers[HEADER].split(", ") == ["tools.custom", "tools.to_be_invented", "tools.web_search"]
+    assert "web_search" not in prompt_of(engine)
+    assert [tool["type"] for tool in answer["tools"]] == ["function", "namespace"]
+    reply, _ = await ask(client, tools=[SEARCH], tool_choice="auto")
+    assert reply.status == 200
 
 
 @pytest.mark.parametrize(
@@ -133,23 +129,18 @@ async def test_tools_that_nobody_can_call_here_are_passed_over_and_listed(store)
         {"type": "namespace", "name": "maps"},
         {"type": "function", "name": "look_up", "namespace": "maps"},
         {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]},
-        {"type": "function"},
-        {"mode": "auto"},
         "sometimes",
-        5,
     ],
 )
-async def test_a_choice_of_what_was_passed_over_or_is_no_tool_is_refused(store, choice):
-    async with writing(store) as (client, _, engine):
-        reply, answer = await ask(client, tools=[SEARCH, PATCH, LOOK_UP], tool_choice=choice)
+async def test_a_choice_of_what_was_passed_over_or_is_no_tool_is_refused(client, engine, choice):
+    reply, answer = await ask(client, tools=[SEARCH, PATCH, LOOK_UP], tool_choice=choice)
     assert reply.status == 400
     assert answer["error"]["param"].startswith("tool_choice")
     assert engine.jobs == []
 
 
-async def test_only_what_was_passed_over_cannot_be_required(store):
-    async with writing(store) as (client, *_):
-        reply, answer = await ask(client, tools=[SEARCH], tool_choice="required")
+async def test_only_what_was_passed_over_cannot_be_required(client):
+    reply, answer = await ask(client, tools=[SEARCH], tool_choice="required")
     assert (reply.status, answer["error"]["param"]) == (400, "tool_choice")
 
 
@@ -171,23 +162,21 @@ async def test_only_what_was_passed_over_cannot_be_required(store):
         ({"type": "function_call_output", "call_id": "c", "output": [{"type": "input_file"}]}, "input_file"),
     ],
 )
-async def test_items_whose_content_cannot_be_used_are_refused_by_name(store, item, named):
-    async with writing(store) as (client, *_):
-        reply, answer = await ask(client, input=[{"role": "user", "content": "Hi"}, item])
+async def test_items_whose_content_cannot_be_used_are_refused_by_name(client, item, named):
+    reply, answer = await ask(client, input=[{"role": "user", "content": "Hi"}, item])
     assert reply.status == 400
     assert answer["error"]["param"].startswith("input[1]")
     assert named in answer["error"]["message"]
 
 
-async def test_items_without_text_for_the_model_are_passed_over(store):
+async def test_items_without_text_for_the_model_are_passed_over(client, engine):
     turns = [
         {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"},
         {"type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search", "query": "q"}},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "I would rather not."}]},
         {"role": "user", "content": "Hi"},
     ]
-    async with writing(store) as (client, _, engine):
-        reply, _ = await ask(client, input=turns)
+    reply, _ = await ask(client, input=turns)
     assert (reply.status, reply.headers[HEADER]) == (200, "input.web_search_call")
     assert "I would rather not." in prompt_of(engine)
 
@@ -205,18 +194,6 @@ async def test_a_forced_call_that_is_cut_is_neither_text_nor_a_call(store, lengt
             (choice,) = (await reply.json())["choices"]
         assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
         assert "tool_calls" not in choice["message"]
-
-
-async def test_a_call_whose_arguments_are_cut_is_no_call_of_a_whole_chat(store):
-    text = called("look_up", city="Bern and then some")
-    chat = {"type": "function", "function": {"name": "look_up", "parameters": CITY}}
-    body = {"model": WRITER, "messages": [{"role": "user", "content": "Hi"}], "tools": [chat]}
-    async with writing(store, text) as (client, _, engine):
-        body["max_tokens"] = len(engine.tokenizer.encode_prompt(text.partition("and")[0]))
-        async with client.post("/v1/chat/completions", json=body) as reply:
-            (choice,) = (await reply.json())["choices"]
-    assert choice["finish_reason"] == "length"
-    assert "tool_calls" not in choice["message"]
 
 
 @pytest.mark.parametrize(

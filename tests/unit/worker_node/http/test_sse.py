@@ -86,14 +86,3 @@ async def test_what_fails_after_the_head_ends_the_connection(stream, error, tmp_
             await server.close()
         [failure] = node.telemetry.failures.latest_first()
         assert failure.code == "internal_error"
-
-
-@pytest.mark.parametrize("name", ["/" + "a" * 300, "/" + "a/" * 3000, "/x\0y", "maker/" + "a" * 300])
-@pytest.mark.parametrize(("path", "field"), [("/api/pull", "model"), ("/models/pull", "name")])
-async def test_a_name_that_no_file_can_have_is_refused_before_anything_begins(path, field, name, tmp_path):
-    async with (
-        application((), NodeSettings(model_store=tmp_path)) as (client, _),
-        client.post(path, json={field: name}) as reply,
-    ):
-        assert reply.status in {400, 404}, await reply.text()
-        assert reply.content_type == "application/json"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.scripted_hub import ScriptedHub
 from tests.support.tiny_encoder import write_encoder
-from worker_node.core.errors import ConversionFailed, ModelError
+from worker_node.core.errors import ConversionFailed, NodeError
 from worker_node.models import pull
 from worker_node.models.convert.job import perform
 from worker_node.models.store import STORE_VARIABLE
@@ -178,7 +178,7 @@ def in_process(monkeypatch):
     def convert(job, progress):
         try:
             perform(job, progress.stage)
-        except ModelError as error:
+        except NodeError as error:
             raise ConversionFailed(error.message) from None
 
     monkeypatch.setattr(pull, "convert", convert)

@@ -10,7 +10,7 @@ from openvino import opset13 as op
 from safetensors.numpy import save_file
 
 from tests.support.numpy_bert import hidden_states
-from worker_node.core.errors import ConversionFailed
+from worker_node.core.errors import ConfigurationError, ConversionFailed
 from worker_node.models.convert.embedding import Pooling, build_encoder, pool, read_encoder_config, read_sentence_config
 from worker_node.models.convert.encoder import read_tensors
 from worker_node.models.directory import peek_config
@@ -45,9 +45,9 @@ def batch(texts, length):
 TEXTS = ([2, 5, 9, 30, 3], [2, 3], [2, *range(4, 20), 3])
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("normalise", [True, False])
-@pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token"])
+@pytest.mark.parametrize(
+    ("pooling", "normalise", "activation"), [("mean_tokens", True, "gelu"), ("cls_token", False, "gelu_new")]
+)
 def test_vectors_are_those_of_the_formulas(make_bert, pooling, normalise, activation):
     directory, tensors = make_bert(pooling=pooling, normalise=normalise, hidden_act=activation)
     config = json.loads((directory / "config.json").read_text())
@@ -88,7 +88,7 @@ def test_options_that_need_another_graph_are_refused_by_name(make_bert, file, co
     if file == "config.json":
         content = json.loads((directory / file).read_text()) | content
     (directory / file).write_text(json.dumps(content))
-    with pytest.raises(ConversionFailed, match=complaint):
+    with pytest.raises((ConversionFailed, ConfigurationError), match=complaint):
         build(directory)
 
 

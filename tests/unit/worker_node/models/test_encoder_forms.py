@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from worker_node.core.errors import ConversionFailed
+from worker_node.core.errors import ConfigurationError
 from worker_node.models.catalog import Catalog
 from worker_node.models.convert.embedding import matryoshka_of, prompts_of
 from worker_node.models.convert.job import ConversionJob
@@ -53,5 +53,5 @@ def test_sizes_are_those_below_the_models_own_in_order(tmp_path):
     write_sizes(tmp_path, [32, 24, 8, 64, 0])
     assert matryoshka_of(tmp_path, JOB, 32) == (8, 24)
     write_sizes(tmp_path, "some")
-    with pytest.raises(ConversionFailed, match=r"config\.json"):
+    with pytest.raises(ConfigurationError, match=r"config\.json"):
         matryoshka_of(tmp_path, JOB, 32)

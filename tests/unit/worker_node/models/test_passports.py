@@ -74,13 +74,6 @@ def test_a_new_key_does_not_end_what_the_old_ones_signed(store):
     assert standing_in(store, replace(HERE, driver="1.3")).state == "expired"
 
 
-def test_another_node_trusts_a_replaced_key_only_by_its_settings(store, tmp_path):
-    signed = store.sign_and_store(passport())
-    other = PassportStore(tmp_path / "other", [store.rotate()])
-    with pytest.raises(ConfigurationError, match="which is neither this node's key nor in trusted_keys"):
-        other.add(signed.model_dump_json().encode())
-
-
 def test_a_private_key_that_cannot_be_used_is_replaced_by_a_new_one(store):
     signed = store.sign_and_store(passport())
     (store.directory / "private.key").write_text("damaged")
@@ -164,13 +157,6 @@ def test_a_file_that_cannot_be_read_hides_no_other(store, caplog):
     assert "directory.json does not count: it cannot be read" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["private.key", "public.keys"])
-def test_a_key_that_cannot_be_used_is_named(store, name):
-    (store.directory / name).mkdir(parents=True)
-    with pytest.raises(ConfigurationError, match=rf"{name} cannot be (used|read|written)"):
-        store.sign_and_store(passport())
-
-
 FAILED = {"name": "load", "status": "failed", "detail": "", "facts": [], "values": {}}
 
 
@@ -193,13 +179,11 @@ def test_a_signed_passport_that_contradicts_itself_is_refused(wrong, said):
     "content",
     [
         b"",
-        b"[]",
         b"{}",
         b"\xff",
         b"[" * 100_000,
         b" " * 1_000_001,
         passport().model_dump_json().replace('"format":1', '"format":2').encode(),
-        passport().model_dump_json().replace('"NPU"', '"TPU"').encode(),
         passport().model_dump_json().replace("12.5", "1e999").encode(),
         passport().model_dump_json().replace('"made":"2', '"made":"x').encode(),
         passport().model_dump_json()[:-1].encode() + b',"more":1}',

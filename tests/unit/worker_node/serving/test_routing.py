@@ -131,13 +131,12 @@ class Engine:
             self.set(EngineState.STARTING)
 
 
-def placement(device, engine, limit, *, on_demand=False):
-    admission = Admission("m", AdmissionLimits(8))
-    return Placement(device, engine, admission, limit, limit, on_demand=on_demand)
+def placement(device, engine, limit):
+    return Placement(device, engine, Admission("m", AdmissionLimits(8)), limit, limit)
 
 
 def demand(npu, cpu, prompt_tokens=500, require=None):
-    placements = [placement(Device.NPU, npu, 128), placement(Device.CPU, cpu, 8192, on_demand=True)]
+    placements = [placement(Device.NPU, npu, 128), placement(Device.CPU, cpu, 8192)]
     return Demand("m", placements, prompt_tokens, prompt_tokens, 1, require)
 
 

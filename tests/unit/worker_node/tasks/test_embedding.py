@@ -71,32 +71,30 @@ async def test_tokens_of_texts_that_the_cache_answers_are_not_counted_as_compute
     assert await after((1, 2, 3), (6,)) == (12, 6, 3 * BUCKET)
 
 
-def vectors_of(rows):
-    return np.asarray([[sum(row), len(row)] for row in rows], np.float32).reshape(len(rows), 2)
+def vector_of(origin, row):
+    return [len(origin), *row, *[-1] * (3 - len(row))]
 
 
-def test_a_vector_belongs_to_its_origin_and_tokens():
-    cache = EmbeddingCache(10)
-    cache.keep("npu", [[1, 2]], vectors_of([[1, 2]]))
-    (found,) = cache.look_up("npu", [[1, 2]])
-    assert found.tolist() == [3, 2]
-    for origin, row in (("cpu", [1, 2]), ("npu", [2, 1])):
-        assert cache.look_up(origin, [row]) == [None]
+def vectors_of(origin, rows):
+    return np.asarray([vector_of(origin, row) for row in rows], np.float32).reshape(len(rows), 4)
 
 
 def test_a_kept_vector_does_not_hold_on_to_its_batch():
     cache = EmbeddingCache(1)
     rows = [[i] for i in range(1000)]
-    cache.keep("cpu", rows, vectors_of(rows))
+    cache.keep("cpu", rows, vectors_of("cpu", rows))
     (found,) = cache.look_up("cpu", [[999]])
     assert found.base is None
 
 
-@given(st.lists(st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=8), max_size=20), st.integers(0, 6))
+TEXTS = st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=8)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["cpu", "a npu"]), TEXTS), max_size=20), st.integers(0, 6))
 def test_it_never_lies_and_never_grows_over_its_size(requests, capacity):
     cache = EmbeddingCache(capacity)
-    for rows in requests:
-        for row, vector in zip(rows, cache.look_up("cpu", rows), strict=True):
-            assert vector is None or vector.tolist() == [sum(row), len(row)]
-        cache.keep("cpu", rows, vectors_of(rows))
+    for origin, rows in requests:
+        for row, vector in zip(rows, cache.look_up(origin, rows), strict=True):
+            assert vector is None or vector.tolist() == vector_of(origin, row)
+        cache.keep(origin, rows, vectors_of(origin, rows))
         assert len(cache._vectors) <= capacity

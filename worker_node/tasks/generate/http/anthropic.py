@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from secrets import token_hex
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
@@ -136,7 +136,6 @@ class CountTokensBody(DialectBody):
     output_format: OutputConfig.OutputFormat | None = None
 
     def request(self, context: RequestContext, model: GenerationModel) -> GenerationRequest:
-        """The domain request. Raises BadRequest, PayloadTooLarge for an image."""
         think = self.thinking is not None and self.thinking.type != "disabled"
         ignored = [f"tools.{tool.type}" for tool in self.tools or [] if isinstance(tool, OtherTool)]
         if think and not model.tokenizer.can_think:
@@ -159,7 +158,6 @@ class CountTokensBody(DialectBody):
         )
 
     def _conversation(self) -> tuple[Message, ...]:
-        """The turns. Raises BadRequest."""
         system = self.system if isinstance(self.system, str) else _text(self.system or ())
         system = "\n".join(line for line in system.split("\n") if not line.startswith(_BILLING))
         turns = [Message("system", system)] if system.strip() else []
@@ -171,14 +169,14 @@ class CountTokensBody(DialectBody):
             content = message.content
             blocks = [TextBlock(type="text", text=content)] if isinstance(content, str) else content
             if message.role == "user" and not any(not isinstance(b, TextBlock) or b.text.strip() for b in blocks):
-                raise BadRequest(f"{where}: a turn of the user must have content that is not empty", param=where)
+                raise BadRequest.at(where, "a turn of the user must have content that is not empty")
             past: list[ToolCall] = []
             for index, block in enumerate(blocks):
                 if isinstance(block, ToolUseBlock):
                     if block.id in called:
                         param = f"{where}[{index}].id"
                         shown = f"{block.id[:100]!r}"
-                        raise BadRequest(f"{param}: tool_use ids must be unique, got {shown} twice", param=param)
+                        raise BadRequest.at(param, f"tool_use ids must be unique, got {shown} twice")
                     called[block.id] = block.name
                     unanswered.add(block.id)
                     past.append(ToolCall(block.name, block.input))
@@ -201,7 +199,7 @@ class CountTokensBody(DialectBody):
             tools.append(Tool(tool.name, tool.description or "", tool.input_schema, where, tool.strict is True))
         choice = self.tool_choice or ToolChoice(type="auto")
         if choice.type == "tool" and choice.name is None:
-            raise BadRequest("tool_choice.name: it is missing; name the tool to call", param="tool_choice.name")
+            raise BadRequest.at("tool_choice.name", "it is missing; name the tool to call")
         mode = "required" if choice.type in {"any", "tool"} else choice.type
         names = [choice.name] if choice.type == "tool" and choice.name is not None else None
         return tool_use(tools, mode, names, single=bool(choice.disable_parallel_tool_use))
@@ -216,19 +214,15 @@ class MessagesBody(CountTokensBody):
     top_k: TopK | None = None
 
 
-B = TypeVar("B", bound=CountTokensBody)
-
-
 def _check_result(result: ToolResultBlock, called: Mapping[str, str], unanswered: set[str], where: str) -> None:
     """Raise BadRequest for the result of no earlier call, and for a second one."""
     shown = f"{result.tool_use_id[:100]!r}"
     if result.tool_use_id not in called:
-        raise BadRequest(
-            f"{where}: a tool_result must have its tool_use block in an earlier turn, there is none with id {shown}",
-            param=where,
+        raise BadRequest.at(
+            where, f"a tool_result must have its tool_use block in an earlier turn, there is none with id {shown}"
         )
     if result.tool_use_id not in unanswered:
-        raise BadRequest(f"{where}: each tool_use has one tool_result, got two for {shown}", param=where)
+        raise BadRequest.at(where, f"each tool_use has one tool_result, got two for {shown}")
 
 
 def _text(blocks: Sequence[Block]) -> str:
@@ -236,7 +230,6 @@ def _text(blocks: Sequence[Block]) -> str:
 
 
 def _text_and_images(content: str | Sequence[Block], where: str) -> tuple[str, tuple[Image, ...]]:
-    """Raises BadRequest, PayloadTooLarge."""
     if isinstance(content, str):
         return content, ()
     images: list[Image] = []
@@ -249,28 +242,23 @@ def _text_and_images(content: str | Sequence[Block], where: str) -> tuple[str, t
             continue
         if source.media_type is not None and source.media_type.lower() not in IMAGE_TYPES:
             kinds = ", ".join(sorted(IMAGE_TYPES))
-            raise BadRequest(f"{place}.media_type: must be one of {kinds}", param=f"{place}.media_type")
+            raise BadRequest.at(f"{place}.media_type", f"must be one of {kinds}")
         images.append(image_of_base64(source.data or "", at, f"{place}.data"))
     return _text(content), tuple(images)
 
 
-async def _messages(request: web.Request) -> ParsedRequest:
-    body, _, wanted = await _read(request, MessagesBody)
-    return ParsedRequest([wanted], _Rendered, bool(body.stream))
+async def _messages(request: web.Request, context: RequestContext, body: MessagesBody) -> ParsedRequest:
+    model = await generation_model(request.app[NODE].manager, body.model, context.deadline)
+    return ParsedRequest([body.request(context, model)], _Rendered, bool(body.stream))
 
 
 async def _count_tokens(request: web.Request) -> web.Response:
-    _, model, wanted = await _read(request, CountTokensBody)
-    return json_response({"input_tokens": await count_prompt(request.app[NODE].services, model, wanted)})
-
-
-async def _read(request: web.Request, kind: type[B]) -> tuple[B, GenerationModel, GenerationRequest]:
     context = request_context(request)
-    body = await read_body(request, kind)
+    body = await read_body(request, CountTokensBody)
     model = await generation_model(request.app[NODE].manager, body.model, context.deadline)
     wanted = body.request(context, model)
     note_effects(request, wanted.ignored)
-    return body, model, wanted
+    return json_response({"input_tokens": await count_prompt(request.app[NODE].services, model, wanted)})
 
 
 class _Rendered(Renderer):
@@ -284,7 +272,7 @@ class _Rendered(Renderer):
         }
 
     def opening(self) -> bytes:
-        usage = _usage(self._choices.routes[0].token_count, 0)
+        usage = _usage(self._choices.runs[0].execution.route.token_count, 0)
         message: dict[str, Any] = self._fields | {
             "content": [],
             "stop_reason": None,

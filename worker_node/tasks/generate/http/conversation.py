@@ -31,7 +31,6 @@ _IMAGES = dict.fromkeys(("image_url", "input_image"), "images are read in messag
 
 
 def refuse_types(reasons: Mapping[str, str]) -> BeforeValidator:
-    """Refuse parts of these types, each for its reason."""
 
     def check(part: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -274,7 +273,7 @@ class AnswerFormat(DialectBody):
         if self.bare_schema is not None:
             return FormPart(self.bare_schema, f"{where}.schema", self.strict is True)
         if self.type == "json_schema":
-            raise BadRequest(f"{where}.{needed}: it is missing", param=f"{where}.{needed}")
+            raise BadRequest.at(f"{where}.{needed}", "it is missing")
         return FormPart({"type": "object"}, where)
 
 
@@ -292,23 +291,22 @@ def tool_use(
     Raises BadRequest for names of no tool, and for the choice of a tool that was ignored.
     """
     if isinstance(choice, OtherTool):
-        raise BadRequest(
-            f"tool_choice: this node has no tools of type {choice.type[:60]!r}; choose a function of the tools",
-            param="tool_choice",
+        raise BadRequest.at(
+            "tool_choice", f"this node has no tools of type {choice.type[:60]!r}; choose a function of the tools"
         )
     known = {tool.name for tool in tools}
     if len(known) != len(tools):
         raise BadRequest("two tools have the same name", param="tools")
     if len(tools) > MAX_TOOLS:
-        raise BadRequest(f"tools: at most {MAX_TOOLS} functions are taken, got {len(tools)}", param="tools")
+        raise BadRequest.at("tools", f"at most {MAX_TOOLS} functions are taken, got {len(tools)}")
     if choice == "none":
         return None
     for name in names or ():
         if name not in known:
-            raise BadRequest(f"tool_choice: there is no tool {name!r} among the tools", param="tool_choice")
+            raise BadRequest.at("tool_choice", f"there is no tool {name!r} among the tools")
     chosen = tuple(tool for tool in tools if names is None or tool.name in names)
     if choice == "required" and not chosen:
-        raise BadRequest("tool_choice: required, but there are no tools that can be called here", param="tool_choice")
+        raise BadRequest.at("tool_choice", "required, but there are no tools that can be called here")
     return ToolUse(chosen, forced=choice == "required", single=single) if chosen else None
 
 
@@ -326,20 +324,18 @@ class RenderingBody(DialectBody):
     continue_final_message: bool | None = None
 
     def rendering(self) -> Rendering:
-        """The fields as the node has them. Raises BadRequest."""
         if self.continue_final_message and self.add_generation_prompt:
-            raise BadRequest(
-                "continue_final_message: the prompt ends either with the last message or where a new one begins; leave "
+            raise BadRequest.at(
+                "continue_final_message",
+                "the prompt ends either with the last message or where a new one begins; leave "
                 "add_generation_prompt out",
-                param="continue_final_message",
             )
         variables = self.chat_template_kwargs or {}
         if taken := sorted(_RESERVED & variables.keys()):
-            raise BadRequest(f"chat_template_kwargs: {taken[0]} is set by the node", param="chat_template_kwargs")
+            raise BadRequest.at("chat_template_kwargs", f"{taken[0]} is set by the node")
         if variables and (nested_deeper(variables, _MAX_NESTING) or len(orjson.dumps(variables)) > _MAX_BYTES):
-            raise BadRequest(
-                f"chat_template_kwargs: at most {_MAX_BYTES} bytes of JSON, nested at most {_MAX_NESTING} levels deep",
-                param="chat_template_kwargs",
+            raise BadRequest.at(
+                "chat_template_kwargs", f"at most {_MAX_BYTES} bytes of JSON, nested at most {_MAX_NESTING} levels deep"
             )
         return Rendering(
             variables,

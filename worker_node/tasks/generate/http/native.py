@@ -9,8 +9,9 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.core.errors import NodeError
-from worker_node.http.body import Body, OneOrMany, read_body
-from worker_node.http.context import busy_fields, request_context, timing_ms
+from worker_node.core.types import RequestContext
+from worker_node.http.body import Body, OneOrMany
+from worker_node.http.context import busy_fields, timing_ms
 from worker_node.http.replies import Reply, describe
 from worker_node.http.sse import event_frame
 from worker_node.tasks.generate.blocks import Finished, Grown
@@ -37,9 +38,7 @@ class InferenceBody(Body):
     raw: bool = False
 
 
-async def _parse(request: web.Request) -> ParsedRequest:
-    context = request_context(request)
-    body = await read_body(request, InferenceBody)
+async def _parse(_: web.Request, context: RequestContext, body: InferenceBody) -> ParsedRequest:
     sampling = parameters.sampling({name: getattr(body, name) for name in body.model_fields_set})
     prompt = body.prompt if body.raw else (Message("user", body.prompt),)
     return ParsedRequest([GenerationRequest(context, prompt, sampling, body.model)], _Native, body.stream)

@@ -17,7 +17,7 @@ from pydantic import Field
 from worker_node.core.errors import BadRequest, ModelNotFound, NodeError, NotOffered
 from worker_node.core.types import Device, RequestContext
 from worker_node.http.body import DialectBody, Table, Unsupported, note_effects, read_body
-from worker_node.http.context import NODE, busy_fields, deadline_of, request_context
+from worker_node.http.context import NODE, busy_fields, deadline_of
 from worker_node.http.middleware import note_failure
 from worker_node.http.models import capabilities, chat_first, start_pull
 from worker_node.http.replies import Reply, json_response, message, utc
@@ -83,10 +83,7 @@ def seconds_of(keep_alive: KeepAlive) -> float | None:
 
 @asynccontextmanager
 async def keeping(request: web.Request, model: ServedModel | str, keep_alive: KeepAlive | None) -> AsyncIterator[None]:
-    """Keep the model in memory for that long after the block, however it ends.
-
-    Raises BadRequest, and what `ModelManager.resolve` raises, before it.
-    """
+    """Keep the model in memory for that long after the block. Before it, raises BadRequest and as `resolve`."""
     if keep_alive is None:
         yield
         return
@@ -115,10 +112,9 @@ class NamedBody(DialectBody):
     stream: bool | None = None
 
     def wanted(self) -> str:
-        """The name. Raises BadRequest if there is none."""
         name = self.model or self.name
         if not name:
-            raise BadRequest("model: its name is missing", param="model")
+            raise BadRequest.at("model", "its name is missing")
         return name
 
 
@@ -346,7 +342,6 @@ class _Common(DialectBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     def request(self, context: RequestContext, model: str, **more: Any) -> GenerationRequest:
-        """The domain request, for the model of that id. Raises BadRequest."""
         options = self.options or OllamaOptions()
         form = None
         if self.format:
@@ -428,9 +423,9 @@ def _images(images: Sequence[str] | None, where: str) -> tuple[Image, ...]:
     return tuple(image_of_base64(image, 0, f"{where}[{number}]") for number, image in enumerate(images or ()))
 
 
-async def _generate(request: web.Request) -> ParsedRequest | web.StreamResponse:
-    context = request_context(request)
-    body = await read_body(request, GenerateBody)
+async def _generate(
+    request: web.Request, context: RequestContext, body: GenerateBody
+) -> ParsedRequest | web.StreamResponse:
     if not body.prompt and not body.images:
         return await _load_or_unload(request, context, body, {"response": ""})
     model = await served(request, body.model)
@@ -439,16 +434,16 @@ async def _generate(request: web.Request) -> ParsedRequest | web.StreamResponse:
         system = (Message("system", body.system),) if body.system else ()
         prompt = (*system, Message("user", body.prompt or "", images=_images(body.images, "images")))
     elif body.images:
-        raise BadRequest("images: a raw prompt has no place for them", param="images")
+        raise BadRequest.at("images", "a raw prompt has no place for them")
     elif body.system:
-        raise BadRequest("system: a raw prompt has no place for it", param="system")
+        raise BadRequest.at("system", "a raw prompt has no place for it")
     wanted = body.request(context, model.id, prompt=prompt, split_reasoning=not body.raw)
     return _ask(request, body, model, wanted)
 
 
-async def _chat(request: web.Request) -> ParsedRequest | web.StreamResponse:
-    context = request_context(request)
-    body = await read_body(request, OllamaChatBody)
+async def _chat(
+    request: web.Request, context: RequestContext, body: OllamaChatBody
+) -> ParsedRequest | web.StreamResponse:
     if not body.messages:
         empty = {"message": {"role": "assistant", "content": ""}}
         return await _load_or_unload(request, context, body, empty)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from secrets import token_hex
@@ -16,8 +16,8 @@ from pydantic import Field
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
-from worker_node.http.body import Table, Unsupported, read_body
-from worker_node.http.context import busy_fields, busy_of, request_context
+from worker_node.http.body import Table, Unsupported
+from worker_node.http.context import busy_fields, busy_of
 from worker_node.http.replies import OpenAIUsage, Reply, describe_error
 from worker_node.http.sse import event_frame
 from worker_node.tasks.generate.blocks import Block, BlockKind, Event, Finished, Grown, Opened
@@ -122,7 +122,7 @@ class _Rendered(Renderer):
             return self._head + orjson.dumps(part) + b"]}\n\n"
         body = self._object(self.chunk_kind, [part])
         if self._with_usage:
-            prompt = self._choices.routes[part["index"]].token_count
+            prompt = self._choices.runs[part["index"]].execution.route.token_count
             body["usage"] = _token_usage(prompt, tokens) if self._usage_in_chunks else None
         return event_frame(body | busy)
 
@@ -149,6 +149,16 @@ def _best(ends: Sequence[Finished], per_prompt: int, count: int) -> Iterator[int
 
 def _token_usage(prompt: int, completion: int) -> Json:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _parsed(
+    request: web.Request,
+    body: SamplingFields,
+    requests: list[GenerationRequest],
+    renderer: Callable[[Choices], Renderer],
+) -> ParsedRequest:
+    kept = nullcontext() if body.keep_alive is None else keeping(request, body.model, body.keep_alive)
+    return ParsedRequest(requests, renderer, bool(body.stream), kept)
 
 
 # Chat.
@@ -182,7 +192,7 @@ class ChatBody(SamplingFields, RenderingBody):
     def requests(self, context: RequestContext) -> list[GenerationRequest]:
         """One domain request for each choice. Raises BadRequest."""
         if self.top_logprobs is not None and not self.logprobs:
-            raise BadRequest("top_logprobs: only with logprobs: true", param="top_logprobs")
+            raise BadRequest.at("top_logprobs", "only with logprobs: true")
         if self.modalities is not None and self.modalities != ["text"]:
             raise BadRequest('modalities: must be ["text"]; nothing else is supported', param="modalities")
         form, use = self.response_format, self._tool_use()
@@ -216,14 +226,9 @@ class ChatBody(SamplingFields, RenderingBody):
                 return tool_use(tools, mode, single=single)
 
 
-async def _chat(request: web.Request) -> ParsedRequest:
-    context = request_context(request)
-    body = await read_body(request, ChatBody)
-    top = body.top_logprobs or 0
-    if top:
-        top = known_alternatives(request, "top_logprobs", top, body.temperature)
-    kept = nullcontext() if body.keep_alive is None else keeping(request, body.model, body.keep_alive)
-    return ParsedRequest(body.requests(context), partial(_Chat, body, top), bool(body.stream), kept)
+async def _chat(request: web.Request, context: RequestContext, body: ChatBody) -> ParsedRequest:
+    top = known_alternatives(request, "top_logprobs", body.top_logprobs or 0, body.temperature)
+    return _parsed(request, body, body.requests(context), partial(_Chat, body, top))
 
 
 class _Chat(_Rendered):
@@ -314,9 +319,7 @@ class CompletionsBody(SamplingFields):
     def requests(self, context: RequestContext) -> list[GenerationRequest]:
         """One domain request for each choice, those of a prompt together. Raises BadRequest."""
         if self.max_tokens == 0:
-            raise BadRequest(
-                "max_tokens: must be 1 or more, got 0; /tokenize counts the tokens of a prompt", param="max_tokens"
-            )
+            raise BadRequest.at("max_tokens", "must be 1 or more, got 0; /tokenize counts the tokens of a prompt")
         # A single prompt need not be in a list.
         single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         given: Any = [self.prompt] if single else self.prompt
@@ -332,14 +335,9 @@ class CompletionsBody(SamplingFields):
         return requests
 
 
-async def _completions(request: web.Request) -> ParsedRequest:
-    context = request_context(request)
-    body = await read_body(request, CompletionsBody)
-    top = body.logprobs or 0
-    if top:
-        top = known_alternatives(request, "logprobs", top, body.temperature)
-    kept = nullcontext() if body.keep_alive is None else keeping(request, body.model, body.keep_alive)
-    return ParsedRequest(body.requests(context), partial(_Completion, body, top), bool(body.stream), kept)
+async def _completions(request: web.Request, context: RequestContext, body: CompletionsBody) -> ParsedRequest:
+    top = known_alternatives(request, "logprobs", body.logprobs or 0, body.temperature)
+    return _parsed(request, body, body.requests(context), partial(_Completion, body, top))
 
 
 class _Completion(_Rendered):

@@ -114,24 +114,19 @@ def _value(field: str, name: str, given: Any) -> Any:
             # Ollama and llama.cpp: -1 is a seed of the node's choice; others are taken modulo the engine's range.
             value = None if given == -1 else given % _SEEDS
         case "stop":
-            value = _stop_sequences(given, name)
+            value = (given,) if isinstance(given, str) else tuple(given)
+            if len(value) > MAX_STOP_SEQUENCES:
+                raise BadRequest(f"{len(value)} stop sequences; at most {MAX_STOP_SEQUENCES} are taken", param=name)
+            if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in value):
+                raise BadRequest(f"a stop sequence has 1 to {MAX_STOP_CHARACTERS} characters", param=name)
         case "stop_token_ids":
             value = tuple(given)
         case "max_new_tokens" if given <= 0:
             if name == "n_predict" and given == 0:
-                raise BadRequest(f"{name}: 0 asks for no token; send 1 or more, or -1 for no limit", param=name)
+                raise BadRequest.at(name, "0 asks for no token; send 1 or more, or -1 for no limit")
             # Ollama: 0 and -1 no limit, -2 until the context is full; here the context is the limit in any case.
             value = None
     return value
-
-
-def _stop_sequences(given: str | list[str], name: str) -> tuple[str, ...]:
-    stops = (given,) if isinstance(given, str) else tuple(given)
-    if len(stops) > MAX_STOP_SEQUENCES:
-        raise BadRequest(f"{len(stops)} stop sequences; at most {MAX_STOP_SEQUENCES} are taken", param=name)
-    if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
-        raise BadRequest(f"a stop sequence has 1 to {MAX_STOP_CHARACTERS} characters", param=name)
-    return stops
 
 
 # What the bodies of chat and completions share.
@@ -185,7 +180,6 @@ SAMPLING: Table = {
 
 
 def _parsed(schema: Any) -> Any:
-    """A schema that may be sent as JSON text."""
     if not isinstance(schema, str):
         return schema
     try:
@@ -291,21 +285,19 @@ class SamplingFields(SamplingBody):
 
     def _sampling(self, *, logprobs: bool) -> Sampling:
         if self.stream_options is not None and not self.stream:
-            raise BadRequest("stream_options: only with stream: true; leave it out, or stream", param="stream_options")
+            raise BadRequest.at("stream_options", "only with stream: true; leave it out, or stream")
         n, width, given = self.n or 1, self.best_of or self.n or 1, dict(vars(self))
         if sent_as("max_new_tokens", given) == "max_new_tokens":
             given["max_new_tokens"] = self.default_length
         if width < n:
-            raise BadRequest(f"best_of: must be at least n, {n}, got {width}", param="best_of")
+            raise BadRequest.at("best_of", f"must be at least n, {n}, got {width}")
         if self.stream and (width > n or self.use_beam_search):
-            raise BadRequest(
-                "stream: best_of and use_beam_search choose among whole answers; leave them out, or stream",
-                param="stream",
+            raise BadRequest.at(
+                "stream", "best_of and use_beam_search choose among whole answers; leave them out, or stream"
             )
         if self.stream and self.return_token_ids:
-            raise BadRequest(
-                "return_token_ids: only whole replies have token ids; leave out return_token_ids or stream",
-                param="return_token_ids",
+            raise BadRequest.at(
+                "return_token_ids", "only whole replies have token ids; leave out return_token_ids or stream"
             )
         ids = bool(self.return_token_ids)
         if not self.use_beam_search:

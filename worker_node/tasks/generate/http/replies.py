@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from aiohttp import web
 
 from worker_node.core.errors import NodeError
-from worker_node.http.body import note_effects
-from worker_node.http.context import NODE, busy_of, route_headers
+from worker_node.core.types import RequestContext
+from worker_node.http.body import Body, note_effects, read_body
+from worker_node.http.context import NODE, busy_of, request_context, route_headers
 from worker_node.http.middleware import note_failure
 from worker_node.http.replies import json_response
 from worker_node.http.routes import EVENTS, JSON, ApiOperation, Model
@@ -62,16 +63,18 @@ class ParsedRequest:
     kept: AbstractAsyncContextManager[None] = field(default_factory=nullcontext)
 
 
-Parse = Callable[[web.Request], Awaitable[ParsedRequest | web.StreamResponse]]
+B = TypeVar("B", bound=Body)
+Parse = Callable[[web.Request, RequestContext, B], Awaitable[ParsedRequest | web.StreamResponse]]
 
 
 def generation_route(
-    path: str, parse: Parse, summary: str, reply: Model, body: Model, streamed: str = EVENTS
+    path: str, parse: Parse[B], summary: str, reply: Model, body: type[B], streamed: str = EVENTS
 ) -> ApiOperation:
     """A route that generates text. A request that asks for no text is answered by `parse`."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        ask = await parse(request)
+        context = request_context(request)
+        ask = await parse(request, context, await read_body(request, body))
         if isinstance(ask, web.StreamResponse):
             return ask
         services = request.app[NODE].services
@@ -87,7 +90,7 @@ def generation_route(
                 ends = [found[index] for index in range(len(choices.runs))]
                 headers = route_headers(choices.runs[0].execution.route, busy_of([end.busy for end in ends]))
                 return json_response(renderer.whole(ends), headers=headers)
-            async with renderer.frames(request, route_headers(choices.routes[0])) as stream:
+            async with renderer.frames(request, route_headers(choices.runs[0].execution.route)) as stream:
                 try:
                     await stream.write(renderer.opening())
                     async for index, events, tokens in choices.events:

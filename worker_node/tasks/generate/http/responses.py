@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from secrets import token_hex
@@ -15,8 +15,8 @@ from pydantic_core import PydanticCustomError
 
 from worker_node.core.errors import BadRequest, NodeError
 from worker_node.core.types import RequestContext
-from worker_node.http.body import DialectBody, Table, Unsupported, read_body
-from worker_node.http.context import busy_fields, request_context
+from worker_node.http.body import DialectBody, Table, Unsupported
+from worker_node.http.context import busy_fields
 from worker_node.http.replies import Reply, describe_error
 from worker_node.http.sse import event_frame
 from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
@@ -226,7 +226,6 @@ class ResponsesBody(SamplingBody):
     store: bool | None = None
 
     def request(self, context: RequestContext) -> GenerationRequest:
-        """The domain request that it makes. Raises BadRequest."""
         form = self.text.format if self.text else None
         return GenerationRequest(
             context,
@@ -241,11 +240,17 @@ class ResponsesBody(SamplingBody):
             ignored=self._ignored(),
         )
 
+    def _placed_tools(self) -> Iterator[tuple[str, NamespaceTool | None, SingleTool]]:
+        """The tools with their places in the request and their namespaces."""
+        for index, one in enumerate(self.tools or []):
+            if isinstance(one, NamespaceTool):
+                yield from ((f"tools[{index}].tools[{inner}]", one, tool) for inner, tool in enumerate(one.tools))
+            else:
+                yield f"tools[{index}]", None, one
+
     def _ignored(self) -> list[str]:
         places = ["store"] if self.store else []
-        for one in self.tools or []:
-            tools = one.tools if isinstance(one, NamespaceTool) else [one]
-            places += [f"tools.{tool.type}" for tool in tools if isinstance(tool, OtherTool)]
+        places += [f"tools.{tool.type}" for _, _, tool in self._placed_tools() if isinstance(tool, OtherTool)]
         if any(isinstance(item, PassedItem) and item.type == "web_search_call" for item in self.input):
             places.append("input.web_search_call")
         return places
@@ -254,31 +259,22 @@ class ResponsesBody(SamplingBody):
     def offered(self) -> dict[str, OfferedCall]:
         """The tools that can be called here, by the model's names for them. Raises BadRequest."""
         found: dict[str, OfferedCall] = {}
-        for index, one in enumerate(self.tools or []):
-            if not isinstance(one, NamespaceTool):
-                self._offer(one, f"tools[{index}]", found)
+        for where, group, tool in self._placed_tools():
+            if isinstance(tool, OtherTool):
                 continue
-            for inner, tool in enumerate(one.tools):
-                self._offer(tool, f"tools[{index}].tools[{inner}]", found, one)
+            namespace = None if group is None else group.name
+            name = _model_name(tool.name, namespace)
+            if name in found:
+                raise BadRequest.at("tools", f"two tools have the same name, {name!r}")
+            if isinstance(tool, CustomTool):
+                made = Tool(name, tool.description or "", _TEXT_INPUT, where)
+            else:
+                made = replace(tool_of(tool, where), name=name)
+            if group is not None and group.description and tool is group.tools[0]:
+                # What a namespace is for is said once, before the first of its tools.
+                made = replace(made, description=f"{group.name}: {group.description}\n{made.description}")
+            found[name] = OfferedCall(made, tool.name, namespace, isinstance(tool, CustomTool))
         return found
-
-    def _offer(
-        self, tool: SingleTool, where: str, found: dict[str, OfferedCall], group: NamespaceTool | None = None
-    ) -> None:
-        if isinstance(tool, OtherTool):
-            return
-        namespace = None if group is None else group.name
-        name = _model_name(tool.name, namespace)
-        if name in found:
-            raise BadRequest(f"tools: two tools have the same name, {name!r}", param="tools")
-        if isinstance(tool, CustomTool):
-            made = Tool(name, tool.description or "", _TEXT_INPUT, where)
-        else:
-            made = replace(tool_of(tool, where), name=name)
-        if group is not None and group.description and tool is group.tools[0]:
-            # What a namespace is for is said once, before the first of its tools.
-            made = replace(made, description=f"{group.name}: {group.description}\n{made.description}")
-        found[name] = OfferedCall(made, tool.name, namespace, isinstance(tool, CustomTool))
 
     def _tool_use(self) -> ToolUse | None:
         tools = [offered.tool for offered in self.offered.values()]
@@ -320,9 +316,7 @@ class ResponsesBody(SamplingBody):
         return tuple(turns)
 
 
-async def _responses(request: web.Request) -> ParsedRequest:
-    context = request_context(request)
-    body = await read_body(request, ResponsesBody)
+async def _responses(_: web.Request, context: RequestContext, body: ResponsesBody) -> ParsedRequest:
     return ParsedRequest([body.request(context)], partial(_Rendered, body), bool(body.stream))
 
 

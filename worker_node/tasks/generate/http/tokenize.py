@@ -76,8 +76,8 @@ async def _tokenize(request: web.Request) -> web.Response:
     if given is None:
         messages = conversation(body.messages or [])
         if image := next((image for turn in messages for image in turn.images), None):
-            raise BadRequest(f"{image.where}: only text is tokenized here; leave images out", param=image.where)
-        text = await texts.render(model.tokenizer, messages, rendering=body.rendering(), deadline=deadline)
+            raise BadRequest.at(image.where, "only text is tokenized here; leave images out")
+        text = await texts.render(model.tokenizer, messages, body.rendering(), deadline=deadline)
         given = text, bool(body.add_special_tokens)
     tokens = await texts.encode(model.tokenizer, given[0], special=given[1], deadline=deadline)
     reply = _counted(model, tokens)

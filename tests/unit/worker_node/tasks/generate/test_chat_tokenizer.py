@@ -66,10 +66,9 @@ async def test_a_large_conversation_is_rendered_elsewhere_with_all_that_belongs_
         Message("tool", "12:00", tool_name="clock"),
         Message("assistant", "It is"),
     )
-    rendering = Rendering({"date": "today"}, answer_prompt=False, continue_last=True)
     tools = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
-    text = await texts.render(chat, messages, tools, think=False, rendering=rendering, deadline=FAR)
-    assert text == chat.render(messages, tools, False, rendering)
+    rendering = Rendering({"date": "today"}, answer_prompt=False, continue_last=True, tools=tools, think=False)
+    assert await texts.render(chat, messages, rendering, deadline=FAR) == chat.render(messages, rendering)
     assert pool.called == [chat_tokenizer.render]
 
 

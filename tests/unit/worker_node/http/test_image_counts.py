@@ -1,0 +1,49 @@
+"""Images of requests, counted by what became of them. The engine is scripted."""
+
+import base64
+import re
+
+import numpy as np
+
+from tests.support.application import application
+from tests.support.task_models import IMAGE, SEER, placement, request, seer
+from worker_node.engines.protocol import EngineState, EngineStatus
+from worker_node.tasks.generate.messages import TokenDelta
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+class Engine:
+    """Answers whatever it is asked, in this process."""
+
+    ready = True
+    recoveries = 0
+    status = EngineStatus(EngineState.READY, None)
+
+    async def run(self, job, _result):
+        yield TokenDelta(job.id, np.frombuffer(job.tokens, "<i4").tolist()[:4], "stop")
+
+
+def chat(*urls, **more):
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"model": SEER, "messages": [{"role": "user", "content": parts}]} | more
+
+
+async def test_images_are_counted_by_outcome(store):
+    damaged = "data:image/png;base64," + base64.b64encode(b"no image").decode()
+    async with application([seer(store, [placement(SEER, Engine())])]) as (client, node):
+        path, answered = request(SEER)
+        async with client.post(path, **answered) as reply:
+            assert reply.status == 200, await reply.text()
+        for refused in (chat(IMAGE, damaged), chat(*[IMAGE] * 9), chat(IMAGE, tools=[TOOL])):
+            async with client.post("/v1/chat/completions", json=refused) as reply:
+                assert reply.status == 400, await reply.text()
+        async with client.get("/metrics") as reply:
+            text = await reply.text()
+        await node.services.parts.close()
+    found = re.findall(r'npu_node_images_total\{model="(\w+)",outcome="(\w+)"\} (\d+)', text)
+    assert sorted(found) == [
+        (SEER, "decoded", "2"),
+        (SEER, "invalid_request", "10"),
+        (SEER, "unsupported_parameter", "1"),
+    ]
