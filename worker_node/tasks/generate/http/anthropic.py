@@ -150,10 +150,11 @@ class CountTokensBody(DialectBody):
             model.id,
             tool_use=self._tool_use(),
             grammar=None if form is None else FormPart(form.json_schema, where),
-            think=think and model.tokenizer.can_think,
             split_reasoning=True,
             # Where the last turn is the assistant's, the answer continues it.
-            rendering=Rendering(continue_last=self.messages[-1].role == "assistant"),
+            rendering=Rendering(
+                continue_last=self.messages[-1].role == "assistant", think=think and model.tokenizer.can_think
+            ),
             ignored=ignored,
         )
 

@@ -363,9 +363,10 @@ class _Common(DialectBody):
             ),
             model=model,
             grammar=form,
-            think=bool(self.think) if isinstance(self.think, str) else self.think,
-            # A variable of templates that know levels of thinking; others think or do not.
-            rendering=Rendering({"reasoning_effort": self.think} if isinstance(self.think, str) else {}),
+            # Some templates know levels of thinking; others think or do not.
+            rendering=Rendering({"reasoning_effort": self.think}, think=True)
+            if isinstance(self.think, str)
+            else Rendering(think=self.think),
             context_limit=options.num_ctx,
             # False is what always happens here: an answer ends where the context does.
             ignored=["shift"] if self.shift else [],
