@@ -18,6 +18,7 @@ from aiohttp import web
 
 from backend_client import sync
 from backend_client.client import NPUClient
+from backend_client.http.stream_forms import CHAT
 from backend_client.lifetime import LoopThread
 from backend_client.settings import ClientSettings
 from backend_client.testing.node import (
@@ -34,7 +35,7 @@ from backend_client.testing.node import (
     event_bytes,
     fake_vector,
     json_answer,
-    whole_chat,
+    whole,
 )
 
 
@@ -276,11 +277,10 @@ class FakeCloud(Scripted, Recording):
         if path == "/v1/embeddings":
             return json_answer({"object": "list", "model": body["model"], "data": self._rows(body), "usage": usage})
         text = self.answer if isinstance(self.answer, str) else self.answer(body)
-        if body.get("stream"):
-            pieces: list[dict[str, Any]] = [{"content": piece} for piece in WORD.findall(text) or [text]]
-            asked = (body.get("stream_options") or {}).get("include_usage")
-            return chat(body["model"], pieces, "stop", usage if asked else None)
-        return whole_chat(body["model"], {"content": text}, "stop", usage)
+        pieces: list[dict[str, Any]] = [{"content": piece} for piece in WORD.findall(text) or [text]]
+        asked = not body.get("stream") or (body.get("stream_options") or {}).get("include_usage")
+        answer = chat(body["model"], pieces, "stop", usage if asked else None)
+        return answer if body.get("stream") else whole(answer, CHAT)
 
     def _rows(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
