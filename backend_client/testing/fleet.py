@@ -35,7 +35,7 @@ from backend_client.testing.node import (
     event_bytes,
     fake_vector,
     json_answer,
-    whole,
+    put_together,
 )
 
 
@@ -126,7 +126,7 @@ class Recording:
 
         Returns the last one.
         """
-        found = [request for request in self.sent(path) if _has(request.body, fields)]
+        found = [request for request in self.sent(path) if request.body.items() >= fields.items()]
         wanted = f"{path or 'any path'}{f' with {sorted(fields)}' if fields else ''}"
         if not found or (times is not None and len(found) != times):
             paths = [request.path for request in self.requests]
@@ -227,10 +227,6 @@ def _bound(port: int) -> socket.socket:
     return held
 
 
-def _has(body: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
-    return all(name in body and body[name] == value for name, value in fields.items())
-
-
 # What the cloud calls its models.
 CLOUD_WRITER, CLOUD_EMBEDDER = "fake-cloud-writer", "fake-cloud-embedder"
 
@@ -280,7 +276,7 @@ class FakeCloud(Scripted, Recording):
         pieces: list[dict[str, Any]] = [{"content": piece} for piece in WORD.findall(text) or [text]]
         asked = not body.get("stream") or (body.get("stream_options") or {}).get("include_usage")
         answer = chat(body["model"], pieces, "stop", usage if asked else None)
-        return answer if body.get("stream") else whole(answer, CHAT)
+        return answer if body.get("stream") else put_together(answer, CHAT)
 
     def _rows(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         texts = [body["input"]] if isinstance(body["input"], str) else body["input"]

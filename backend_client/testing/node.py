@@ -132,7 +132,7 @@ def chat(model: str, deltas: Sequence[Mapping[str, Any]], reason: str, usage: Ma
     return _stream([*(("", chunk) for chunk in chunks), ("", None)], model)
 
 
-def whole(stream: Answer, form: WholeForm) -> Answer:
+def put_together(stream: Answer, form: WholeForm) -> Answer:
     """The reply that a request without a stream gets."""
     events = [StreamEvent(name or "message", data) for name, data in stream.events or ()]
     return json_answer(form.whole(events), {**stream.headers, "Content-Type": "application/json"})
@@ -317,10 +317,10 @@ class FakeNode(Scripted):
             return vectors(model, [self.vector(text, length, space) for text in body["texts"]], length, space)
         if path == "/inference":
             answer = generation(model, body["prompt"], self._pieces(body))
-            return answer if body.get("stream") else whole(answer, INFERENCE)
+            return answer if body.get("stream") else put_together(answer, INFERENCE)
         if path == "/v1/chat/completions":
             answer = self._chat(body, model)
-            return answer if body.get("stream") else whole(answer, CHAT)
+            return answer if body.get("stream") else put_together(answer, CHAT)
         if path in {"/v1/rerank", "/v2/rerank"}:
             return ranking(model, body["query"], body["documents"], body.get("top_n"))
         if path.startswith("/v1/audio/"):
