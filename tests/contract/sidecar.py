@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import subprocess
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from tests.support.nodes import engine_processes, run_node_command, started
+from tests.support.nodes import engine_processes, started
 
 
 @dataclass
@@ -164,10 +163,3 @@ def start_sidecar(directory, *arguments, **environment):
         line = process.stdout.readline()
         assert line.startswith("listening on http://127.0.0.1:"), log.read_text()
         yield Sidecar(process, line.split()[-1], log, lock, counter)
-
-
-def run_command(*arguments, stdin=None, **environment):
-    """Run `npu-node …` with the emulated NPU, which it shares with nobody, to its end."""
-    with tempfile.TemporaryDirectory() as directory:
-        own = {"NPU_NODE_NPU_EMULATION": "1", "OV_GENAI_NPU_LOCK": f"{directory}/lock"}
-        return run_node_command(arguments, input=stdin, timeout=280, env=os.environ | own | environment)

@@ -312,7 +312,6 @@ def parse_request(data: bytes, implied: str | None = None) -> JobRequest:
 
 
 def make_request(job: object, text: object, max_new_tokens: object = None) -> JobRequest:
-    """Return the request for a job of that name. Raises BadRequest."""
     known = ", ".join(sorted(JOBS))
     if not isinstance(job, str):
         raise BadRequest(f"job must be one of {known}")

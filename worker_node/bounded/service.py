@@ -103,7 +103,6 @@ class JobService:
 
     @property
     def initial_load_ms(self) -> float | None:
-        """How long loading and compiling took; None before."""
         loaded = self.engine.loaded if self._services.manager.models else None
         return None if loaded is None else _ms(loaded.seconds)
 

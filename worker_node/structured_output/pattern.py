@@ -51,10 +51,7 @@ class PatternRefused(ValueError):
 
 
 def term_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None], writing: Writing = JSON_STRING) -> str | None:
-    """The EBNF of a language as its term stands, or of its automaton; None if it is empty. Rules are added to `rules`.
-
-    Raises PatternRefused.
-    """
+    """The EBNF of a term as it stands, or of its automaton; None if it is empty. Raises PatternRefused."""
     if term == NOTHING:
         return None
     try:
@@ -68,10 +65,7 @@ def term_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None], writing: W
 
 @lru_cache(maxsize=256)
 def pattern_term(pattern: str, *, search: bool) -> Term:
-    """The texts that match as a whole or, with `search`, those in which the expression is found.
-
-    They match in every dialect of regular expressions. Raises PatternRefused.
-    """
+    """What matches as a whole or, with `search`, in a part, in every dialect. Raises PatternRefused."""
     if len(pattern) > MAX_PATTERN_CHARACTERS:
         raise PatternRefused(f"it has {len(pattern)} characters, the bound here is {MAX_PATTERN_CHARACTERS}")
     around = EVERYTHING if search else EMPTY

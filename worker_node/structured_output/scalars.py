@@ -136,10 +136,7 @@ Digits = list[str]
 
 
 def number(rules: Rules, schema: Schema, path: str, *, whole: bool) -> str:
-    """The rule of a number, or of a `whole` one, between bounds or not, or a multiple of a step.
-
-    Raises CannotEnforce, NothingAdmitted.
-    """
+    """The rule of a number between bounds or not, or a multiple. Raises CannotEnforce, NothingAdmitted."""
     low, high, over, under = (
         Fraction(json.dumps(schema[key])) if key in schema else None
         for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

@@ -105,10 +105,7 @@ class Compiler:
             self._depth -= 1
 
     def inside(self, schema: Any, path: str) -> str | NothingAdmitted:
-        """A rule for a part of an object or a list, where a definition may be used in itself.
-
-        The reason, for the caller to raise or to pass over, if there is no value to write.
-        """
+        """A rule for a part, where a definition may be used in itself; the reason, if it has no value to write."""
         outside, self._open = self._open, []
         try:
             return self.rule(schema, path)

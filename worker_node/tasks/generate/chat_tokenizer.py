@@ -87,10 +87,7 @@ class ChatTokenizer:
         return tokens
 
     def encode_prompt(self, prompt: str, *, special: bool = True) -> list[int]:
-        """Return the token ids of a prompt as it stands.
-
-        With `special` the tokens that the model wants around a text are added. Raises ContextLengthExceeded.
-        """
+        """The token ids of a prompt, with `special` ones around it if wanted. Raises ContextLengthExceeded."""
         self.reject_oversized(len(prompt))
         return self.check_count(self.encode_any(prompt, special=special))
 
@@ -111,10 +108,7 @@ class ChatTokenizer:
         return list(ids)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids of a conversation in the model's own template, ready for the answer.
-
-        Raises BadRequest if the template refuses the conversation, ContextLengthExceeded if it is too long.
-        """
+        """The token ids of a conversation, ready for the answer. Raises BadRequest, ContextLengthExceeded."""
         # A template writes the special tokens itself.
         return self.encode_prompt(self.render(messages), special=not self.chat_template)
 
@@ -125,10 +119,7 @@ class ChatTokenizer:
         return self.decode(whole[:at], skip_special_tokens=False) if at else ""
 
     def render(self, messages: Sequence[Message], rendering: Rendering = _AS_USUAL) -> str:
-        """Return a conversation in the model's own template; a model without one takes exactly one message as it is.
-
-        Raises as `encode_chat`.
-        """
+        """A conversation in the model's own template; without one, its only message. Raises as `encode_chat`."""
         self.check_size(messages)
         if not self.chat_template:
             return _only_message(messages)
@@ -285,11 +276,7 @@ class LargeTexts:
         await self._pool.close()
 
     async def encode(self, tokenizer: ChatTokenizer, text: str, *, deadline: float, special: bool = True) -> list[int]:
-        """Return the token ids of a prompt; `deadline` is monotonic seconds.
-
-        Raises as `ChatTokenizer.encode_prompt`; BadRequest for a text that takes too long; Overloaded,
-        DeadlineExceeded, EngineUnavailable.
-        """
+        """The token ids of a prompt. Raises as `ChatTokenizer.encode_prompt` and `PreparationPool.run`."""
         if is_small([text]):
             return tokenizer.encode_prompt(text, special=special)
         tokenizer.reject_oversized(len(text))

@@ -79,8 +79,8 @@ async def test_a_forced_call_counts_and_not_the_expression_beside_it(client, eng
 
 
 UNSUPPORTED = {
-    *("echo", "grammar", "guided_grammar", "include_stop_str_in_output", "logit_bias", "require_device"),
-    *("structured_outputs.grammar", "structured_outputs.structural_tag", "use_beam_search"),
+    *("logit_bias", "require_device", "use_beam_search"),
+    *("structured_outputs.grammar", "structured_outputs.structural_tag"),
 }
 
 
@@ -97,15 +97,12 @@ def strict(schema):
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": [""]}, "guided_choice[0]"),
         ({"guided_choice": ["a", "b\x00c"]}, "guided_choice[1]"),
-        ({"guided_choice": ["a"] * 257}, "guided_choice"),
         ({"structured_outputs": {"structural_tag": {"a": 1}, "regex": "a"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "structured_outputs"),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "structured_outputs.grammar"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"guided_regex": "a("}, "guided_regex"),
         ({"structured_outputs": {"regex": "(a)\\1"}}, "structured_outputs.regex"),
-        ({"guided_grammar": 'root ::= "a"'}, "guided_grammar"),
-        ({"grammar": 'root ::= "a"'}, "grammar"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": strict({"uniqueItems": True})}, "response_format.json_schema.schema.uniqueItems"),
         ({"response_format": strict({"enum": []})}, "response_format.json_schema.schema.enum"),
@@ -122,10 +119,7 @@ def strict(schema):
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"require_device": "NPU"}, "require_device"),
         ({"keep_alive": "soon"}, "keep_alive"),
-        ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
-        ({"echo": True}, "echo"),
         ({"temperature": 3}, "temperature"),
-        ({"temperature": "warm"}, "temperature"),
         ({"logit_bias": {"50256": -100}}, "logit_bias"),
         ({"use_beam_search": True}, "best_of"),
         ({"use_beam_search": True, "best_of": 4}, "use_beam_search"),
@@ -134,10 +128,8 @@ def strict(schema):
         ({"best_of": 2, "stream": True}, "stream"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 21}, "best_of"),
-        ({"best_of": 21, "use_beam_search": True}, "best_of"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
-        ({"stop": ["x"] * 17}, "stop"),
         ({"n": 0}, "n"),
         ({"n": 21}, "n"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),

@@ -129,10 +129,7 @@ async def test_tools_that_nobody_can_call_here_are_passed_over_and_listed(client
         {"type": "namespace", "name": "maps"},
         {"type": "function", "name": "look_up", "namespace": "maps"},
         {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]},
-        {"type": "function"},
-        {"mode": "auto"},
         "sometimes",
-        5,
     ],
 )
 async def test_a_choice_of_what_was_passed_over_or_is_no_tool_is_refused(client, engine, choice):

@@ -64,8 +64,9 @@ async def test_a_bug_is_an_internal_error_and_its_text_is_not_logged(pool, caplo
 
 async def test_a_process_that_was_killed_while_idle_harms_no_call(pool):
     await run(pool, prepared.echo, 1)
-    (pid,) = pool.pids
-    psutil.Process(pid).kill()
+    (idle,) = map(psutil.Process, pool.pids)
+    idle.kill()
+    await eventually(lambda: idle.status() == psutil.STATUS_ZOMBIE)
     assert await run(pool, prepared.echo, 2) == 2
 
 

@@ -83,10 +83,7 @@ def seconds_of(keep_alive: KeepAlive) -> float | None:
 
 @asynccontextmanager
 async def keeping(request: web.Request, model: ServedModel | str, keep_alive: KeepAlive | None) -> AsyncIterator[None]:
-    """Keep the model in memory for that long after the block, however it ends.
-
-    Raises BadRequest, and what `ModelManager.resolve` raises, before it.
-    """
+    """Keep the model in memory for that long after the block. Before it, raises BadRequest and as `resolve`."""
     if keep_alive is None:
         yield
         return
