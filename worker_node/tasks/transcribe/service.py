@@ -226,6 +226,7 @@ class Transcription:
         else:
             selection = await select_placement(self._demand(self.wanted), self.context)
             self.operation.routed(selection.route)
+            self.language = self.wanted.language
             self.route, self.timing = selection.route, Timing(0.0, (time.monotonic() - self.began) * 1e3, 0.0, 0.0)
 
     async def parts(self) -> AsyncIterator[Transcript]:
