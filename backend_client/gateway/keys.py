@@ -38,7 +38,6 @@ R = TypeVar("R")
 # How long a request waits for the file, and how long the keys that were read last count while it cannot be read.
 _WAIT_S = 0.1
 STALE_S = 300.0
-_FORM = re.compile(r"(npugw|npunode)_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VERSION = 4
 _TABLES = f"""
@@ -105,7 +104,6 @@ class KeyFile:
         self._path, self._secret_path = path, path.with_name(path.name + ".secret")
         self._patience_s = patience_s
         self._identity: object = None
-        self._openings = 0
         try:
             # A new secret beside an existing file would make its keys invalid.
             for file, content in ((self._secret_path, secrets.token_bytes(32)), (path, b"")):
@@ -149,10 +147,10 @@ class KeyFile:
             base.execute("BEGIN IMMEDIATE")
             yield
 
-    def version(self) -> tuple[int, ...]:
+    def version(self) -> object:
         """Another value after each change of the file."""
         (changes,) = self.rows("PRAGMA data_version")
-        return self._openings, changes[0], self._base.total_changes
+        return self._identity, changes[0], self._base.total_changes
 
     def _current(self) -> sqlite3.Connection:
         """The connection to the file that is at the path now."""
@@ -188,7 +186,6 @@ class KeyFile:
             base.close()
             raise
         self._identity, self.secret = identity, secret
-        self._openings += 1
         return base
 
 
@@ -200,14 +197,12 @@ def new_key(secret: bytes, kind: str) -> tuple[str, str, bytes]:
 
 
 def prefix_of(key: str) -> str:
-    """The public part of a key; "" for what is not one."""
-    match = _FORM.fullmatch(key)
-    return match[2] if match else ""
+    """The public part of a key."""
+    return key.partition("_")[2][:12]
 
 
-def is_key_of(secret: bytes, key: str, digest: bytes | None) -> bool:
-    """Whether this is the key of a digest; takes the same time where there is none (None)."""
-    return hmac.compare_digest(_digest(secret, key), digest or b"\0" * 32) and digest is not None
+def is_key_of(secret: bytes, key: str, digest: bytes) -> bool:
+    return hmac.compare_digest(_digest(secret, key), digest)
 
 
 def _digest(secret: bytes, key: str) -> bytes:
@@ -329,8 +324,8 @@ class KeyStore:
     def find(self, key: str) -> Team | None:
         """As `team_of`, among the keys that were read last."""
         secret, known = self._read
-        digest, entry = known.get(prefix_of(key), (None, None))
-        if not is_key_of(secret, key, digest) or entry is None:
+        digest, entry = known.get(prefix_of(key), (b"", None))
+        if entry is None or not is_key_of(secret, key, digest):
             return None
         return entry.team if entry.until is None or entry.until > self._clock() else None
 
@@ -442,7 +437,7 @@ class Registry:
 
     def _announce(self, key: str, content: bytes) -> str:
         row = next(iter(self.file.rows("SELECT * FROM nodes WHERE prefix = ?", prefix_of(key))), None)
-        if not is_key_of(self.file.secret, key, row["digest"] if row else None) or row is None:
+        if row is None or not is_key_of(self.file.secret, key, row["digest"]):
             raise Problem(
                 401, "invalid_api_key", "send the node's enrolment key: npu-gateway nodes enrol NAME makes it"
             )

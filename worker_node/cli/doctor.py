@@ -37,7 +37,6 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    """Print the findings; 0 if none is an error."""
     import asyncio
     from dataclasses import asdict, replace
 

@@ -314,7 +314,6 @@ class WindowsNpu:
 
 
 def windows_npu() -> WindowsNpu | None:
-    """The NPU that Windows lists; None where there is none."""
     found = (WindowsNpu(*device) for device in pci_drivers("8086"))
     return next((npu for npu in found if npu.device in NPUS), None)
 

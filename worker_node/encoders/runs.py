@@ -128,7 +128,6 @@ class OverlappingRunner:
         return EngineStats(len(self.queue), self._running, self._runs, self._rows, oldest_run=taken)
 
     def submit(self, job: RowJob) -> None:
-        """Queue the texts of a job."""
         tokens = np.frombuffer(job.tokens, TOKEN_DTYPE)
         rows = np.split(tokens, np.cumsum(job.lengths)[:-1])
         self._open[job.id] = _Open(job, rows, missing=len(rows), waiting=len(rows))

@@ -9,6 +9,7 @@ import pytest
 from backend_client.bulk.stores import LocalStore
 from backend_client.cli.main import main
 from backend_client.testing import status
+from backend_client.testing.node import WRITER
 from tests.faults.bulk.data_sets import make_input
 
 ARGUMENTS = ["--rows-per-fragment", "100", "--max-rejected", "0.1"]
@@ -104,6 +105,7 @@ def test_prompts_and_conversations_are_answered(fleet, tmp_path):
         for row in rows:
             asked = row["prompt"] if column == "prompt" else json.loads(row["messages"])
             assert json.loads(row["generated_text"])["asked"] == asked
+            assert (row["node"] in fleet.urls, row["model"]) == (True, WRITER)
     fleet.assert_sent("/inference", max_new_tokens=9)
     fleet.assert_sent("/v1/chat/completions", max_tokens=9)
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 
-from backend_client import NPUClient
+from backend_client import ClientOptions, NPUClient
 from backend_client.bulk import BulkRequest, ExitCode, ray_executor, run_job
 from backend_client.bulk.ray_executor import RayExecutor
 from backend_client.errors import ConfigurationError
@@ -83,6 +83,7 @@ async def test_the_joules_of_a_request_are_divided_among_its_rows(source, out, r
         await run(source, node)
         # The first request, of one text, asked for the space.
         batches = [len(body["texts"]) for body in node.bodies[1:]]
+    assert max(batches) == ClientOptions().batch.texts
     rows = rows_of(out).values()
     assert sorted({row["joules"] for row in rows}) == sorted({0.5 / size for size in batches})
     success = json.loads((out / "_SUCCESS").read_text())

@@ -50,7 +50,6 @@ class RerankReply:
 
     @property
     def scores(self) -> npt.NDArray[np.float64]:
-        """How well each document matches, from 0 to 1."""
         return 1.0 / (1.0 + np.exp(-np.clip(self.logits, -700.0, 700.0)))
 
     def ranking(self) -> list[int]:
