@@ -158,4 +158,3 @@ def test_a_package_adds_an_engine_by_its_declaration_alone(toy):
     machine = Machine(NodeSettings(), Probe((), "test"), npu)
     plan = plan_engine(served_task("embedding"), installed, wanted, place, machine)
     assert (plan.options.runner, plan.options) == ("toy.package:Runner", toy(wheels=3, context_limit=256))
-
