@@ -117,10 +117,7 @@ class PreparationPool:
         DeadlineExceeded, EngineUnavailable when it did not run to its end for another reason.
         """
         name = f"{function.__module__}:{function.__qualname__}"
-        try:
-            body = encode(Call(name, list(arguments), self._limits.cpu_s))
-        except (ValueError, OverflowError, RecursionError):
-            raise BadRequest.at(param, "a number in it is too large, or it is nested too deeply") from None
+        body = encoded(Call(name, list(arguments), self._limits.cpu_s), param)
         if self._outstanding >= self._limits.processes + self._limits.queue:
             waiting = self._outstanding - self._limits.processes
             raise Overloaded(f"{waiting} requests wait to be prepared; the bound here is {self._limits.queue}")
@@ -203,6 +200,14 @@ class PreparationPool:
         return process
 
 
+def encoded(value: Any, param: str) -> bytes:
+    """The bytes of a part of the request. Raises BadRequest for what has no form."""
+    try:
+        return encode(value)
+    except (ValueError, OverflowError, RecursionError):
+        raise BadRequest.at(param, "a number in it is too large, or it is nested too deeply") from None
+
+
 class ResultCache:
     """Results by key, the least recently used first out; a refusal is one too. Each is computed once at a time."""
 
@@ -211,20 +216,16 @@ class ResultCache:
         self._size = 0
         self._results: OrderedDict[bytes, str | BadRequest] = OrderedDict()
         self._making: dict[bytes, asyncio.Task[str]] = {}
-        self.hits = 0
-        self.misses = 0
 
     async def get(self, key: bytes, make: Callable[[], Awaitable[str]]) -> str:
         """The result for a key; `make` is called where there is none. Raises what `make` raises."""
         if key in self._results:
-            self.hits += 1
             self._results.move_to_end(key)
             kept = self._results[key]
             if isinstance(kept, BadRequest):
                 # A new one each time: an error carries the model and device of one request.
                 raise type(kept)(kept.message, param=kept.param)
             return kept
-        self.misses += 1
         if key not in self._making:
             task = self._making[key] = asyncio.create_task(self._made(key, make))
             task.add_done_callback(lambda ended: self._making.pop(key) and (ended.cancelled() or ended.exception()))

@@ -82,13 +82,10 @@ class _Rendered(Renderer):
         self._ends: list[Finished] = []
 
     def event(self, event: ChoiceEvent) -> bytes:
-        busy: Json = {}
         if isinstance(event.event, Finished):
             self._ends.append(event.event)
-            if complete := len(self._ends) == len(self._choices.runs):
-                busy = busy_fields(busy_of([end.busy for end in self._ends]))
-        else:
-            complete = False
+        complete = len(self._ends) == len(self._choices.runs)
+        busy = busy_fields(busy_of([end.busy for end in self._ends])) if complete else {}
         part = self._part(event.choice, event.event)
         frames = b"" if part is None else self._chunk(part, event.tokens, busy)
         if complete and self._with_usage:

@@ -1,9 +1,11 @@
 """Anthropic's dialect around an engine that writes a given text: what is refused, combined and passed over."""
 
-import anthropic
 import pytest
 
+from tests.support.later import Later
 from tests.support.writing import WRITER, writing
+
+anthropic = Later("anthropic")
 
 VERSION = {"anthropic-version": "2023-06-01"}
 HELLO = {"role": "user", "content": "Hello!"}
