@@ -47,9 +47,12 @@ def options(method: str, given: Mapping[str, Any], declared: type) -> dict[str, 
     if not given:
         return {}
     checked = _checked_by(declared)
-    for name in given:
-        if name not in checked.model_fields:
-            raise InvalidArgument(_unknown(method, name, checked.model_fields), param=name)
+    if unknown := next((name for name in given if name not in checked.model_fields), None):
+        close = difflib.get_close_matches(unknown, list(checked.model_fields), 1)
+        hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(checked.model_fields)}"
+        if unknown == "stream":
+            hint = "call stream(prompt) for an answer piece by piece"
+        raise InvalidArgument(f"{method}() has no option {unknown}: {hint}", param=unknown)
     values = {name: _plain(value) for name, value in given.items() if value is not None}
     try:
         read = checked.model_validate(values)
@@ -80,14 +83,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     return list(value) if isinstance(value, tuple) else value
-
-
-def _unknown(method: str, name: str, known: Iterable[str]) -> str:
-    if name == "stream":
-        return f"{method}() has no option stream: call stream(prompt) for an answer piece by piece"
-    close = difflib.get_close_matches(name, list(known), 1)
-    hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
-    return f"{method}() has no option {name}: {hint}"
 
 
 def headers(given: Mapping[str, str]) -> None:
