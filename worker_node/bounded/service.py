@@ -146,7 +146,7 @@ class JobService:
             extra: dict[str, Any] = {}
             text = shaped = None
             # The second time not greedily: that would be the same answer again.
-            for temperature in (0.0, 0.7) if request.job.retried else (0.0,):
+            for temperature in (0.0, 0.7):
                 if before.value is not None and not shaped:
                     text, extra = await self._generate(request, began, deadline, temperature)
                     shaped = request.job.shape(text)
