@@ -148,10 +148,9 @@ class ContinuousRunner:
         left = prompt.left - (job.prompt_tokens - end)
         if end < job.prompt_tokens:
             job = job.beginning(end)
-        if job.grammar is not None:
-            emit(NativeCall("prepare", len(job.grammar), [job.id]))  # GenAI compiles it now
-        else:
-            emit(NativeCall("begin", left, [job.id]))  # else what goes wrong here would be the last step's
+        # GenAI compiles a grammar now. What goes wrong here would otherwise count as the last step's.
+        kind, size = ("begin", left) if job.grammar is None else ("prepare", len(job.grammar))
+        emit(NativeCall(kind, size, [job.id]))
         tokens = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
         try:
             config = generation_config(job, self._defaults, prompt_lookup=self._options.prompt_lookup)
