@@ -107,17 +107,19 @@ $(OPS)/.installed: ansible/requirements.txt
 	$(OPS)/bin/python -m pip install --quiet --progress-bar off --requirement ansible/requirements.txt
 	@touch $@
 
-$(VENV)/.installed-ops: $(STAMP)
+# Made first, it holds what the others install.
+$(VENV)/.installed-ops: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@$(WHOLE)
 	@$(PIP) --progress-bar off --editable '.[node,convert,dev,ops]'
-	@touch $@
+	@touch $@ $(STAMP) $(NODE)
 
 check: install      ## format, lint, layers, dependencies, types and licences
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/deptry worker_node backend_client
-	$(BIN)/mypy
-	$(BIN)/mypy --platform win32
+	@# Beside each other, each on a core.
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 & $(BIN)/mypy && wait $$!
 	@$(LICENCES) > $(VENV)/licences.md
 	@sed -n '/^|/p' docs/reference/licences.md | diff - $(VENV)/licences.md || { echo 'docs/reference/licences.md must be what pip-licenses says: make docs' >&2; exit 1; }
 

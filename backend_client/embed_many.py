@@ -155,12 +155,18 @@ def cut(texts: Sequence[str], options: BatchOptions) -> list[tuple[int, int]]:
     return list(pairwise([0, *accumulate(sizes)]))
 
 
-async def _batches_as_they_come(texts: AsyncIterable[str], batcher: Batcher) -> AsyncGenerator[list[str], None]:
-    index = 0
-    async for text in texts:
-        if (full := batcher.add(arguments.text(text, f"texts[{index}]"))) is not None:
-            yield full
-        index += 1
+async def _batches(texts: Source, batcher: Batcher, thread: DaemonThread | None) -> AsyncGenerator[list[str], None]:
+    """The batches that are full, as the texts come. Without a thread to read them in they are there, and checked."""
+    if isinstance(texts, AsyncIterable):
+        index = 0
+        async for text in texts:
+            if (full := batcher.add(arguments.text(text, f"texts[{index}]"))) is not None:
+                yield full
+            index += 1
+        return
+    batches = filter(None, map(batcher.add, _checked(texts) if thread else texts))
+    while batch := await thread.run(lambda: next(batches, None)) if thread else next(batches, None):
+        yield batch
 
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:
@@ -182,18 +188,10 @@ class _Run:
     def __init__(self, texts: Source, embed: EmbedTexts, options: BatchOptions, calls: OpenCalls) -> None:
         self._embed = embed
         self._calls = calls
-        self._thread: DaemonThread | None = None
-        self._later: AsyncGenerator[list[str], None] | None = None
-        self._full: Iterator[list[str]] = iter(())
         self._batcher = Batcher(options)
-        if isinstance(texts, AsyncIterable):
-            self._later = _batches_as_they_come(texts, self._batcher)
-        elif isinstance(texts, list):
-            self._full = filter(None, map(self._batcher.add, texts))
-        else:
-            self._full = filter(None, map(self._batcher.add, _checked(texts)))
-            self._thread = DaemonThread("read texts")
-        self._reading: asyncio.Task[list[str] | None] | None = None
+        self._thread = None if isinstance(texts, list | AsyncIterable) else DaemonThread("read texts")
+        self._batches = _batches(texts, self._batcher, self._thread)
+        self._reading: asyncio.Future[list[str] | None] | None = None
         self._running: list[asyncio.Task[list[Part]]] = []
         self._ended = False
         self._problem: BaseException | None = None
@@ -216,8 +214,8 @@ class _Run:
             if not self._ended and until is not None and until.remaining() <= 0:
                 self._ended = self.late = True
             if not self._ended and self._reading is None and len(self._running) < limit:
-                self._reading = asyncio.create_task(self._read())
-            waited: list[asyncio.Task[Any]] = [*self._running]
+                self._reading = asyncio.ensure_future(anext(self._batches, None))
+            waited: list[asyncio.Future[Any]] = [*self._running]
             if self._reading is not None and not self._ended:
                 waited.append(self._reading)
             if not waited:
@@ -230,24 +228,15 @@ class _Run:
         return None
 
     async def close(self) -> None:
-        """Stop to read, and the batches that are under way."""
-        unfinished: list[asyncio.Task[Any]] = [*filter(None, [self._reading]), *self._running]
+        unfinished: list[asyncio.Future[Any]] = [*filter(None, [self._reading]), *self._running]
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
-        if self._later is not None:
-            await self._later.aclose()
+        await self._batches.aclose()
         if self._thread is not None:
             self._thread.end()
 
-    async def _read(self) -> list[str] | None:
-        if self._later is not None:
-            return await anext(self._later, None)
-        if self._thread is not None:
-            return await self._thread.run(lambda: next(self._full, None))
-        return next(self._full, None)
-
-    def _take(self, reading: asyncio.Task[list[str] | None]) -> None:
+    def _take(self, reading: asyncio.Future[list[str] | None]) -> None:
         """Begin with the batch that was read; at the end, or before an error of the source, with the texts left."""
         self._reading = None
         self._problem = reading.exception()

@@ -238,16 +238,11 @@ async def _restarting(work: Callable[[], Awaitable[None]], name: str) -> None:
                 raise
             why = "was cancelled from inside"
         except Exception as error:  # noqa: BLE001  (whatever it is, the task must go on)
-            why = _place(error)
+            # Type and place only: the text of a foreign exception may hold a prompt or a key.
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            why = f"failed with {type(error).__name__} in {frame.filename}:{frame.lineno}"
         log.error("background task %r %s; restarting it in %.0f s", name, why, _RESTART_S)
         await asyncio.sleep(_RESTART_S)
-
-
-def _place(error: Exception) -> str:
-    """Type and place only: the text of a foreign exception may hold a prompt or a key."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"failed with {type(error).__name__}{where}"
 
 
 class DaemonThread:

@@ -349,11 +349,12 @@ def _fleet(client: BaseClient) -> NPUClient | None:
 
 
 def _labelled(
-    kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, label: str, values: Mapping[str, float]
+    kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, labels: str, values: Mapping[Any, float]
 ) -> Metric:
-    family = kind(name, text, labels=(label,))
+    """The values by label, or by a tuple of several labels."""
+    family = kind(name, text, labels=labels.split())
     for key, value in values.items():
-        family.add_metric((key,), float(value))
+        family.add_metric((key,) if isinstance(key, str) else key, float(value))
     return family
 
 
@@ -374,11 +375,8 @@ def _nodes(fleets: list[NPUClient], clients: list[BaseClient]) -> Iterable[Metri
     yield gauge("npu_client_node_usable", "1 if requests are sent to the node", "node", usable)
     yield gauge("npu_client_in_flight", "Requests of this process under way there", "node", in_flight)
     text = "Clients of this process whose breaker is in that state"
-    family = GaugeMetricFamily("npu_client_breaker_state", text, labels=("node", "state"))
-    for url in sorted({url for url, _ in breakers}):
-        for state in BreakerState:
-            family.add_metric((url, state.value), breakers[url, state.value])
-    yield family
+    known = {(url, state.value): breakers[url, state.value] for url, _ in sorted(breakers) for state in BreakerState}
+    yield gauge("npu_client_breaker_state", text, "node state", known)
 
 
 def _budgets(fleets: list[NPUClient]) -> Iterable[Metric]:

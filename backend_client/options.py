@@ -155,6 +155,8 @@ class FailoverOptions(Options):
         """The options of `first_token_s=5, stall_s=off`. Raises ValueError with what they must be and what is wrong."""
         parts = [part.partition("=") for part in text.split(",") if part.strip()]
         given = {name.strip(): value.strip() for name, _, value in parts}
+        if len(given) < len(parts):
+            raise ValueError(f"options that are given once each, as in first_token_s=5, stall_s=off; got {text[:80]!r}")
         try:
             return cls.model_validate({name: None if value == "off" else value for name, value in given.items()})
         except ValidationError as error:

@@ -1,7 +1,10 @@
 """Fixtures that every kind of test may use, and how the suite is run: CONTRIBUTING.md."""
 
+import functools
+import gc
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -38,6 +41,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # Nothing that is imported or collected is garbage: looking for some takes half of that time.
+    gc.disable()
     if config.getoption("long") and not config.getoption("--hypothesis-profile"):
         settings.load_profile("long")
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
@@ -60,10 +65,33 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_collection_finish():
+    gc.enable()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     """One more worker than cores, since many tests wait."""
     return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Files run as wholes, those that share a node of whole weights on one worker: each takes seconds to start."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "whole weights" if uses_whole_weights(config.rootpath / file) else file
+
+    return Scheduling(config, log)
+
+
+@functools.cache
+def uses_whole_weights(path):
+    return re.search(r'\b(whole|npu)_node"?[,)]', path.read_text(encoding="utf-8")) is not None
 
 
 @pytest.fixture(autouse=True)

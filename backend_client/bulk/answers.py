@@ -10,10 +10,8 @@ import asyncio
 import json
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -233,8 +231,8 @@ class Results:
         return pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
 
 
-class Work(ABC):
-    """What is done with the inputs of rows, in at most `slots` requests at once."""
+class Work:
+    """Serves the rows of a job, texts in batches and prompts one by one, in at most `slots` requests at once."""
 
     def __init__(
         self,
@@ -244,34 +242,26 @@ class Work(ABC):
         request: BulkRequest,
         slots: int,
     ) -> None:
-        self.client = client
-        self.options = options
-        self.job = job
+        self._client = client
+        self._options = options
+        self._job = job
+        schema = job.options.get("response_schema")
+        self._validator: Any = None if schema is None else schema_validator(schema)
         self._slots = asyncio.Semaphore(slots)
-        self._patience = Patience(request.patience, request.attempts, self.probe)
+        self._patience = Patience(request.patience, request.attempts, self._probe)
         # Two requests for each that may be on its way, so that the nodes never wait.
         self.rows_ahead = 2 * slots * (client.core.options.batch.texts if job.kind == "embed" else 1)
 
-    @abstractmethod
-    async def probe(self) -> None:
-        """Send a small request in the way of the rows."""
-
-    @abstractmethod
-    async def serve(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
-        """Send one request, and keep what comes back."""
-
-    def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:  # noqa: ARG002
-        return [[row] for row in rows]
-
     async def run(self, chunk: Chunk) -> Results:
         inputs = chunk.inputs
-        results = Results(len(inputs), self.job)
-        results.refused = {row: problem for row, value in enumerate(inputs) if (problem := self.job.problem(value))}
+        results = Results(len(inputs), self._job)
+        results.refused = {row: problem for row, value in enumerate(inputs) if (problem := self._job.problem(value))}
+        serve = self._embed if self._job.kind == "embed" else self._answer
 
         async def part(rows: Sequence[int]) -> None:
             async with self._slots:
                 try:
-                    refused = await self._patience.serve(rows, lambda some: self.serve(inputs, some, results))
+                    refused = await self._patience.serve(rows, lambda some: serve(inputs, some, results))
                     results.refused.update(refused)
                 except Unanswered as error:
                     first, last = chunk.rows[rows[0]], chunk.rows[rows[-1]]
@@ -279,75 +269,57 @@ class Work(ABC):
                     raise Unanswered(f"{where}: {error.message}") from None
 
         sent = [row for row in range(len(inputs)) if row not in results.refused]
-        await together(part(rows) for rows in self.requests(inputs, sent))
+        parts = [(number, number + 1) for number in range(len(sent))]
+        if self._job.kind == "embed":
+            parts = cut([inputs[row] for row in sent], self._client.core.options.batch)
+        await together(part(sent[start:stop]) for start, stop in parts)
         return results
 
+    async def _probe(self) -> None:
+        """Send a small request in the way of the rows."""
+        if self._job.kind == "embed":
+            await self._client.embed_batch(["a"], **self._options)
+        else:
+            await self._ask([{"role": "user", "content": "a"}] if self._job.messages else "a", max_tokens=1)
 
-class Embedding(Work):
-    def requests(self, inputs: Sequence[Any], rows: list[int]) -> list[list[int]]:
-        parts = cut([inputs[row] for row in rows], self.client.core.options.batch)
-        return [rows[start:stop] for start, stop in parts]
-
-    async def probe(self) -> None:
-        await self.client.embed_batch(["a"], **self.options)
-
-    async def serve(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
-        truncate = bool(self.job.options.get("truncate"))
-        batch = await self.client.embed_batch([inputs[row] for row in rows], truncate=truncate, **self.options)
+    async def _embed(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
+        truncate = bool(self._job.options.get("truncate"))
+        batch = await self._client.embed_batch([inputs[row] for row in rows], truncate=truncate, **self._options)
         results.values[rows] = batch.vectors
         results.tokens += batch.usage.prompt_tokens
         results.put_origin(rows, batch)
         results.put(rows, space=batch.space)
 
+    async def _answer(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
+        (row,) = rows
+        sampling = dict(self._job.options)
+        if self._validator is not None:
+            schema = {"name": "answer", "strict": True, "schema": sampling.pop("response_schema")}
+            sampling["response_format"] = {"type": "json_schema", "json_schema": schema}
+        answer = await self._ask(inputs[row], **sampling)
+        text, finish_reason, usage = answer.text, answer.finish_reason, answer.usage
+        if self._validator is not None:
+            if finish_reason == "length":
+                results.put(rows, error="the answer was cut at max_tokens, so it does not match the schema")
+            elif not self._matches(text):
+                raise InvalidAnswer("the answer does not match the schema", text=text, finish_reason=finish_reason)
+        results.values[row] = text
+        results.put(
+            rows,
+            num_input_tokens=usage.prompt_tokens,
+            num_generated_tokens=usage.completion_tokens,
+            finish_reason=finish_reason,
+        )
+        results.tokens += usage.prompt_tokens
+        results.put_origin(rows, answer)
 
-class Generation(Work):
-    """Answers row by row: as chats with a schema or messages, else as prompts."""
-
-    def _schema(self) -> Any:
-        return self.job.options.get("response_schema")
-
-    @cached_property
-    def _validator(self) -> Any:
-        return schema_validator(self._schema())
-
-    async def probe(self) -> None:
-        if self.job.messages or self._schema() is not None:
-            await self.client.chat([{"role": "user", "content": "a"}], max_tokens=1, **self.options)
-        else:
-            await self.client.generate("a", max_new_tokens=1, **self.options)
-
-    async def serve(self, inputs: Sequence[Any], rows: Sequence[int], results: Results) -> None:
-        for row in rows:
-            answer = await self._answer(inputs[row])
-            usage = answer.usage
-            results.values[row] = answer.text
-            results.put(
-                [row],
-                num_input_tokens=usage.prompt_tokens,
-                num_generated_tokens=usage.completion_tokens,
-                finish_reason=answer.finish_reason,
-            )
-            if self._schema() is not None and answer.finish_reason == "length":
-                results.put([row], error="the answer was cut at max_tokens, so it does not match the schema")
-            results.tokens += usage.prompt_tokens
-            results.put_origin([row], answer)
-
-    async def _answer(self, value: Any) -> GenerateResult | ChatResult:
-        sampling, schema = dict(self.job.options), self._schema()
-        if schema is None and not self.job.messages:
+    async def _ask(self, value: Any, **sampling: Any) -> GenerateResult | ChatResult:
+        """Send a chat for messages and for answers with a schema, else a prompt."""
+        if self._validator is None and not self._job.messages:
             most = sampling.pop("max_tokens", None)
-            return await self.client.generate(value, max_new_tokens=most, **sampling, **self.options)
-        messages = conversation(value) if self.job.messages else [{"role": "user", "content": value}]
-        if schema is None:
-            return await self.client.chat(messages, **sampling, **self.options)
-        del sampling["response_schema"]
-        form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
-        result = await self.client.chat(messages, response_format=form, **sampling, **self.options)
-        if result.finish_reason != "length" and not self._matches(result.text):
-            raise InvalidAnswer(
-                "the answer does not match the schema", text=result.text, finish_reason=result.finish_reason
-            )
-        return result
+            return await self._client.generate(value, max_new_tokens=most, **sampling, **self._options)
+        messages = conversation(value) if self._job.messages else [{"role": "user", "content": value}]
+        return await self._client.chat(messages, **sampling, **self._options)
 
     def _matches(self, text: str) -> bool:
         try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from backend_client.bulk.answers import Embedding, Generation, Patience, Results, Work, cancelled
+from backend_client.bulk.answers import Patience, Results, Work, cancelled
 from backend_client.bulk.inputs import Fragment
 from backend_client.bulk.job import BulkJob, BulkRequest, Chunk
 from backend_client.bulk.output import BEGUN, Receipt, Writer, read_receipts
@@ -135,11 +135,9 @@ class Worker:
         await self._npu.health()
         request = self._request
         store = await in_daemon_thread(lambda: open_store(request.out), "open output")
-        if job.kind == "embed":
-            slots = request.concurrency or client.core.nodes.concurrency()
-            return store, Embedding(client, self._options(job), job, request, slots)
-        slots = request.concurrency or max(1, len(self._npu.status())) * _PROMPTS_PER_NODE
-        return store, Generation(client, self._options(job), job, request, slots)
+        nodes, texts = max(1, len(self._npu.status())), client.core.nodes.concurrency()
+        slots = request.concurrency or (texts if job.kind == "embed" else nodes * _PROMPTS_PER_NODE)
+        return store, Work(client, self._options(job), job, request, slots)
 
     async def _connected(self, job: BulkJob | None) -> InferenceClient | NPUClient:
         """The client, bound to the job's space once there is a job; without leave for the cloud, of nodes alone."""

@@ -17,6 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pydantic import BaseModel
+
 from backend_client.client import InferenceClient, NodeStatus, NPUClient
 from backend_client.errors import ConfigurationError, NPUError
 from backend_client.http.messages import ModelReport
@@ -338,11 +340,4 @@ def _model_cells(model: ModelReport, emulated: set[str]) -> tuple[str, ...]:
 
 
 def _json(nodes: tuple[NodeStatus, ...]) -> str:
-    def plain(node: NodeStatus) -> dict[str, Any]:
-        fields = {
-            "models": [model.model_dump() for model in node.models],
-            "devices": [device.model_dump() for device in node.devices],
-        }
-        return asdict(node) | fields
-
-    return json.dumps([plain(node) for node in nodes], indent=2)
+    return json.dumps([asdict(node) for node in nodes], indent=2, default=BaseModel.model_dump)

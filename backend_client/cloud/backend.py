@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Self
 
@@ -150,8 +150,8 @@ class CloudBackend:
         events = self._events(chat, attempt, body)
         held = await attempt.run(lambda: _begun(events))
         silence = min(self._silence, request.failover.stall_s or self._silence)
-        items = _follow(attempt, held, events, request.end_of_stream(), silence)
-        return (items if chat is request else _as_inference(items)), attempt
+        items = _follow(attempt, held, events, request.end_of_stream(), silence, as_chat=chat is request)
+        return items, attempt
 
     async def forward(self, request: Request) -> Forwarded:
         """The reply to a request that came as bytes, in OpenAI's form. Raises CloudError."""
@@ -231,10 +231,11 @@ class CloudBackend:
 
     async def _events(self, request: Request, attempt: CloudAttempt, body: Json) -> AsyncGenerator[StreamEvent, None]:
         """The events up to `[DONE]`, which is there also where the cloud sends none."""
-        read = CHAT.reader(body)
+        read, parser = CHAT.reader(body), EventParser()
         create = self._client(request).chat.completions.with_streaming_response.create
         async with create(messages=[], model="", extra_body=CHAT.request(body)) as response:
-            async for event in _parsed(response.iter_bytes()):
+            parsed = (read_event(event) async for chunk in response.iter_bytes() for event in parser.feed(chunk))
+            async for event in parsed:
                 if event.data is None:
                     break
                 if failure_in(event) is not None or not isinstance(event.data.get("choices"), list):
@@ -288,13 +289,6 @@ class CloudBackend:
         return next(iter(self._spaces)) if request.model is None and len(self._spaces) == 1 else ""
 
 
-async def _parsed(chunks: AsyncIterator[bytes]) -> AsyncGenerator[StreamEvent, None]:
-    parser = EventParser()
-    async for chunk in chunks:
-        for event in parser.feed(chunk):
-            yield read_event(event)
-
-
 async def _begun(events: AsyncGenerator[StreamEvent, None]) -> list[StreamEvent]:
     """The events up to the first one with a part of the answer."""
     held = [await anext(events)]
@@ -310,13 +304,17 @@ async def _follow(
     events: AsyncGenerator[StreamEvent, None],
     ends: Deadline,
     silence: float,
+    *,
+    as_chat: bool,
 ) -> EventStream:
-    """Yield the events, those that are `held` first, the last one when the attempt has succeeded, and the reply.
+    """Yield the events, those that are `held` first, the last one when the attempt has succeeded, and the reply; those
+    of /inference if not `as_chat`.
 
     Raises StreamInterrupted, with the text so far, when the stream fails, sends nothing for `silence` seconds, or has
     not ended when it must.
     """
     parts: list[str] = []
+    reason = ""
     said: Json = {}
     usage: Usage | None = None
     failed: CloudError | ClientClosed | None = None
@@ -331,7 +329,11 @@ async def _follow(
                 break
             parts.append(event.text)
             said = event.data if event.data.get("usage") else said
-            yield event
+            reason = event.finish_reason or reason
+            if as_chat:
+                yield event
+            elif event.text:
+                yield StreamEvent("token", {"text": event.text})
         usage = usage_in(said, attempt.bound, "".join(parts))
         attempt.succeeded(usage)
     except (CloudError, ClientClosed) as error:
@@ -341,7 +343,7 @@ async def _follow(
         await events.aclose()
     if failed is not None:
         raise StreamInterrupted.after(parts, failed, attempts=failed.attempts, request_id=attempt.request.request_id)
-    yield event
+    yield event if as_chat else StreamEvent("done", {"finish_reason": reason})
     yield _reply(attempt, usage, None)
 
 
@@ -403,23 +405,6 @@ def _as_chat(request: Request) -> Request:
     return replace(request, path=_CHAT, body=body)
 
 
-@owning
-async def _as_inference(events: EventStream) -> EventStream:
-    reason = ""
-    try:
-        yield STARTED
-        async for item in events:
-            if isinstance(item, RawReply):
-                yield StreamEvent("done", {"finish_reason": reason})
-                yield item
-                continue
-            reason = item.finish_reason or reason
-            if item.text:
-                yield StreamEvent("token", {"text": item.text})
-    finally:
-        await events.aclose()
-
-
 class _BoundedStream(httpx.AsyncByteStream):
     """The bytes of a reply. Raises NotAnAnswer after `most` of them."""
 
@@ -468,10 +453,6 @@ def _fits(request: Request) -> bool:
     return limit is not None and all(len(text.encode()) + _SPECIAL_TOKENS <= limit for text in texts)
 
 
-def _used(usage: Usage) -> Json:
-    return {"usage": {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}}
-
-
 @owning
 async def _encoded(
     events: EventStream, attempts: list[Attempt], count: TokenCount, *, with_usage: bool
@@ -482,7 +463,7 @@ async def _encoded(
         async for item in events:
             if isinstance(item, RawReply):
                 attempts += item.attempts
-                count.read(_used(item.usage))
+                count.read({"usage": asdict(item.usage)})
                 count.complete = True
                 continue
             if item.text:

@@ -79,8 +79,6 @@ class Availability:
         self.silent = 0
         self.heard_at = float("-inf")
         self._failures = Counter[FailureKind]()
-        self.clean = True
-        """Whether all requests may go, and none failed since the last good one."""
         self.closed = True
         """Whether all requests may go."""
         self._until = 0.0
@@ -116,12 +114,10 @@ class Availability:
         if self._is_trial(ticket):
             self.closed = True
             self._trial = 0
-            self.clean = True
-            self._failures.clear()
             self.closed_at = self._clock()
-        elif self.closed:
-            self.clean = True
-            self._failures.clear()
+        elif not self.closed:
+            return
+        self._failures.clear()
 
     def failed(self, ticket: int, failure: FailureKind, why: str, longest: float | None = None) -> bool:
         """Record a failure by the node's fault. Returns whether it opened the breaker (see `trip`)."""
@@ -131,7 +127,6 @@ class Availability:
         if not self.closed or failure is FailureKind.NONE:
             return False
         self._failures[failure] += 1
-        self.clean = False
         limits = {
             FailureKind.CONNECTION: self._options.connection_failures,
             FailureKind.SERVER: self._options.server_failures,
@@ -157,7 +152,7 @@ class Availability:
         self._until = now + min(self._options.longest if longest is None else longest, pause)
         self._trips += 1
         self.reason = why
-        self.closed = self.clean = False
+        self.closed = False
         self._trial = 0
 
     def shorten_quarantine(self) -> None:

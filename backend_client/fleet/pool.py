@@ -113,9 +113,9 @@ class Pool:
             request,
             model,
             available,
-            0 if node.availability.closed else node.availability.begin(),
+            node.availability.begin(),
             now,
-            model_ticket=0 if available.closed else available.begin(),
+            model_ticket=available.begin(),
             loading=found is not None and not found.loaded,
         )
         node.outstanding[lease.model] += 1
@@ -142,11 +142,10 @@ class Pool:
             return
         self._learn_of_model(lease, error)
         node.replied_at = self.clock()
-        if not node.availability.clean:
-            was_open = not node.availability.closed
-            node.availability.succeeded(lease.ticket)
-            if was_open and node.availability.closed:
-                log.info("node %s serves again", node.url)
+        was_open = not node.availability.closed
+        node.availability.succeeded(lease.ticket)
+        if was_open and node.availability.closed:
+            log.info("node %s serves again", node.url)
         if isinstance(error, NodeNotServing | NodeOverloaded | SpaceChanged):
             self._note_pause(lease, error)
 
@@ -194,8 +193,7 @@ class Pool:
         """Only an answer of the engine closes its breaker; a refusal at the node's edge says nothing of it."""
         if error is None:
             self.heard(lease)
-            if not lease.available.clean:
-                lease.available.succeeded(lease.model_ticket)
+            lease.available.succeeded(lease.model_ticket)
         elif isinstance(error, BadReply) and error.contradicts:
             self._eject(lease, error.what)
         elif isinstance(error, NodeError) and error.failure is FailureKind.SERVER:
@@ -260,12 +258,9 @@ def _log_ejection(what: str, availability: Availability) -> None:
 class RefusalReason(Enum):
     """Kinds of refusal; they decide which error the caller gets."""
 
-    UNKNOWN = auto()
-    DOWN = auto()
     NOT_SERVING = auto()
     BUSY = auto()
     LACKS_MODEL = auto()
-    LACKS_DEVICE = auto()
     OTHER_SPACE = auto()
     LOADING = auto()
 
@@ -286,19 +281,14 @@ def refusal(node: Node, request: Request, now: float) -> NodeRefusal | None:
     if request.model is not None and node.models and model is None:
         # Of a node that is down, too: nobody expects a model of it that its last report does not list.
         return NodeRefusal(node.url, RefusalReason.LACKS_MODEL, f"does not serve {request.model}")
-    return _node_refusal(node, model, request, now)
-
-
-def _node_refusal(node: Node, model: ModelReport | None, request: Request, now: float) -> NodeRefusal | None:
     report = node.report
     if report is None:
-        reason = RefusalReason.DOWN if node.probed else RefusalReason.UNKNOWN
-        return NodeRefusal(node.url, reason, node.availability.reason or "has not been probed yet")
+        return NodeRefusal(node.url, RefusalReason.NOT_SERVING, node.availability.reason or "has not been probed yet")
     if not node.availability.closed and (node.probe_failures or not node.availability.admits()):
         why = f"ejected for {node.availability.opens_in:.1f} s more ({node.availability.reason or 'failures'})"
         # Its probes pass, so a trial is worth waiting for.
         until = None if node.probe_failures else now + max(node.availability.opens_in, _TRIAL_S)
-        return NodeRefusal(node.url, RefusalReason.DOWN, why, until)
+        return NodeRefusal(node.url, RefusalReason.NOT_SERVING, why, until)
     if not (report.serving or report.loading):
         return NodeRefusal(node.url, RefusalReason.NOT_SERVING, _not_serving(report, request))
     # A node that hides its models refuses the API key: it is asked where no other node has the model, so that the
@@ -338,7 +328,7 @@ def _pause(node: Node, model: ModelReport, request: Request, now: float) -> Node
         return None
     if not (available.closed or available.admits()):
         why = f"has {model.id} ejected for {available.opens_in:.1f} s more ({available.reason})"
-        return NodeRefusal(node.url, RefusalReason.DOWN, why, now + max(available.opens_in, _TRIAL_S))
+        return NodeRefusal(node.url, RefusalReason.NOT_SERVING, why, now + max(available.opens_in, _TRIAL_S))
     pause = available.pauses.get(request.require_device)
     if pause is None:
         return None
@@ -364,7 +354,7 @@ def _misfit(model: ModelReport, request: Request) -> tuple[RefusalReason, str] |
     if not (model.serving or model.loading):
         return RefusalReason.NOT_SERVING, f"has {model.id} in the state {model.state}"
     if request.require_device is not None and request.require_device not in model.placements:
-        return RefusalReason.LACKS_DEVICE, f"does not run {model.id} on {request.require_device}"
+        return RefusalReason.NOT_SERVING, f"does not run {model.id} on {request.require_device}"
     if request.space.name is not None and model.space != request.space.name and model.space is not None:
         return RefusalReason.OTHER_SPACE, f"answers for {model.id} in the vector space {model.space}"
     return None

@@ -168,5 +168,4 @@ class Bindings:
         return (found for node in self._pool.nodes.values() if (found := node.resolve(name)) is not None)
 
     def _all_reports(self) -> Iterator[ModelReport]:
-        reports = (node.report for node in self._pool.nodes.values() if node.report is not None)
-        return (model for report in reports for model in report.models)
+        return (model for node in self._pool.nodes.values() for model in node.models.values())

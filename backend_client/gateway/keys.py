@@ -38,7 +38,6 @@ R = TypeVar("R")
 # How long a request waits for the file, and how long the keys that were read last count while it cannot be read.
 _WAIT_S = 0.1
 STALE_S = 300.0
-_FORM = re.compile(r"(npugw|npunode)_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VERSION = 4
 _TABLES = f"""
@@ -84,12 +83,12 @@ _TEAM = TypeAdapter(Team)
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """One key as it is listed: never the key itself. `until`: the Unix time when it ends, None for never."""
+    """One key, never itself. `until`: the Unix time when it ends, None for never."""
 
     prefix: str
     team: Team
-    made: float
     until: float | None
+    digest: bytes = b""
 
 
 class KeyFile:
@@ -105,7 +104,6 @@ class KeyFile:
         self._path, self._secret_path = path, path.with_name(path.name + ".secret")
         self._patience_s = patience_s
         self._identity: object = None
-        self._openings = 0
         try:
             # A new secret beside an existing file would make its keys invalid.
             for file, content in ((self._secret_path, secrets.token_bytes(32)), (path, b"")):
@@ -149,10 +147,10 @@ class KeyFile:
             base.execute("BEGIN IMMEDIATE")
             yield
 
-    def version(self) -> tuple[int, ...]:
+    def version(self) -> object:
         """Another value after each change of the file."""
         (changes,) = self.rows("PRAGMA data_version")
-        return self._openings, changes[0], self._base.total_changes
+        return self._identity, changes[0], self._base.total_changes
 
     def _current(self) -> sqlite3.Connection:
         """The connection to the file that is at the path now."""
@@ -188,7 +186,6 @@ class KeyFile:
             base.close()
             raise
         self._identity, self.secret = identity, secret
-        self._openings += 1
         return base
 
 
@@ -200,14 +197,12 @@ def new_key(secret: bytes, kind: str) -> tuple[str, str, bytes]:
 
 
 def prefix_of(key: str) -> str:
-    """The public part of a key; "" for what is not one."""
-    match = _FORM.fullmatch(key)
-    return match[2] if match else ""
+    """The public part of a key."""
+    return key.partition("_")[2][:12]
 
 
-def is_key_of(secret: bytes, key: str, digest: bytes | None) -> bool:
-    """Whether this is the key of a digest; takes the same time where there is none (None)."""
-    return hmac.compare_digest(_digest(secret, key), digest or b"\0" * 32) and digest is not None
+def is_key_of(secret: bytes, key: str, digest: bytes) -> bool:
+    return hmac.compare_digest(_digest(secret, key), digest)
 
 
 def _digest(secret: bytes, key: str) -> bytes:
@@ -233,7 +228,7 @@ class KeyStore:
         self._clock = clock
         self.file = KeyFile(path, patience_s)
         self._version: object = None
-        self._read: tuple[bytes, dict[str, tuple[bytes, KeyEntry]]] = (b"", {})
+        self._read: tuple[bytes, dict[str, KeyEntry]] = (b"", {})
         self.read()
         self._readable = True
         self._read_at = time.monotonic()
@@ -261,7 +256,8 @@ class KeyStore:
     def rotate(self, prefix: str, overlap_s: float = 0.0) -> str:
         """A new key in place of one, which ends after `overlap_s` seconds."""
         with self.file.transaction():
-            entry = next((entry for entry in self.list() if entry.prefix == prefix), None)
+            self.read()
+            entry = self._read[1].get(prefix)
             if entry is None:
                 raise _no_key(prefix)
             key = self._insert(entry.team)
@@ -274,26 +270,18 @@ class KeyStore:
 
     @property
     def entries(self) -> list[KeyEntry]:
-        return [entry for _, entry in self._read[1].values()]
-
-    def list(self) -> list[KeyEntry]:
-        """All keys, the oldest first."""
-        self.read()
-        return self.entries
+        """All keys as they were last read, the oldest first."""
+        return list(self._read[1].values())
 
     def read(self) -> None:
         """Read the keys if the file has changed."""
         version = self.file.version()
         if version != self._version:
             rows = self.file.rows("SELECT * FROM keys ORDER BY made, prefix")
-            known = {
-                row["prefix"]: (
-                    row["digest"],
-                    KeyEntry(row["prefix"], _TEAM.validate_json(row["team"]), row["made"], row["until"]),
-                )
-                for row in rows
-            }
-            self._read, self._version = (self.file.secret, known), version
+            entries = [
+                KeyEntry(row["prefix"], _TEAM.validate_json(row["team"]), row["until"], row["digest"]) for row in rows
+            ]
+            self._read, self._version = (self.file.secret, {entry.prefix: entry for entry in entries}), version
 
     async def refresh(self) -> None:
         """As `read`, in the thread of the file, and shared by all who ask at the same time."""
@@ -329,8 +317,8 @@ class KeyStore:
     def find(self, key: str) -> Team | None:
         """As `team_of`, among the keys that were read last."""
         secret, known = self._read
-        digest, entry = known.get(prefix_of(key), (None, None))
-        if not is_key_of(secret, key, digest) or entry is None:
+        entry = known.get(prefix_of(key))
+        if entry is None or not is_key_of(secret, key, entry.digest):
             return None
         return entry.team if entry.until is None or entry.until > self._clock() else None
 
@@ -442,7 +430,7 @@ class Registry:
 
     def _announce(self, key: str, content: bytes) -> str:
         row = next(iter(self.file.rows("SELECT * FROM nodes WHERE prefix = ?", prefix_of(key))), None)
-        if not is_key_of(self.file.secret, key, row["digest"] if row else None) or row is None:
+        if row is None or not is_key_of(self.file.secret, key, row["digest"]):
             raise Problem(
                 401, "invalid_api_key", "send the node's enrolment key: npu-gateway nodes enrol NAME makes it"
             )

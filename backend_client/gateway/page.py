@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import Counter
 
 from backend_client.cli.dashboard import Fleet, fetch_state, page_headers, read_pages
@@ -34,8 +35,7 @@ def add_page(app: web.Application, client: InferenceClient, keys: KeyStore | Non
     for path, html in read_pages().items():
         # The pages of nodes and of npu-client are the same ones; here they are told whose they are.
         text = html.replace("<html ", '<html data-server="gateway" ', 1)
-        response = partial(web.Response, text=text, content_type="text/html", headers=page_headers(text))
-        app.router.add_get(path, _page(response))
+        app.router.add_get(path, _page(text))
 
     async def state(request: web.Request) -> web.Response:
         viewer = request[TEAM]
@@ -51,9 +51,11 @@ def add_page(app: web.Application, client: InferenceClient, keys: KeyStore | Non
     app.router.add_get(STATE_PATH, state)
 
 
-def _page(response: Callable[[], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _page(text: str) -> Handler:
+    headers = page_headers(text)
+
     async def page(_: web.Request) -> web.Response:
-        return response()
+        return web.Response(text=text, content_type="text/html", headers=headers)
 
     return page
 
@@ -114,17 +116,10 @@ def teams_shown(
     keys: dict[str, list[dict[str, Any]]] = {name: [] for name in usage}
     for entry in entries:
         team = entry.team
-        row = {
-            "prefix": entry.prefix,
-            "models": sorted(team.models),
-            "cloud": team.cloud,
-            "admin": team.admin,
-            "requests": team.requests,
-            "tokens": team.tokens,
-            "spend_cap": None if team.spend_cap is None else f"{team.spend_cap:f}",
-            "until": entry.until,
-            "ended": entry.until is not None and entry.until <= now,
-        }
+        names = "cloud", "admin", "requests", "tokens"
+        row = {"prefix": entry.prefix, "models": sorted(team.models), **{name: getattr(team, name) for name in names}}
+        row["spend_cap"] = None if team.spend_cap is None else f"{team.spend_cap:f}"
+        row |= {"until": entry.until, "ended": entry.until is not None and entry.until <= now}
         keys.setdefault(team.name, []).append(row)
     return [
         {"team": name, "used": usage.get(name), "keys": rows}

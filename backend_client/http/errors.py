@@ -35,6 +35,7 @@ _MEANINGS = {
     "draining": "the node is shutting down and takes no new requests",
     "engine_unavailable": "the engine of the model died, hung, or is not ready yet",
     "forbidden": "the node does not serve this host name or origin; call it by the name or address that it listens on",
+    "hub_unreachable": "the node reaches no hub to get the model from",
     "insufficient_memory": "the model does not fit the memory of the node beside the models in use",
     "internal_error": "internal error of the node; its log has the details under the request id",
     "invalid_api_key": "the API key is missing or wrong; check NPU_CLIENT_API_KEY (or api_key)",
@@ -95,7 +96,11 @@ def status_error(node: str, reply: Reply, model: str | None, dialect: str = "ope
         fields = None
     if dialect != "openai" and fields is not None and 400 <= status < 500:
         fields = _in_openai_form(status, fields)
-    error = _status_error(node, reply, fields, model)
+    if 400 <= status < 500 and status not in _MEANT_BY_ANYBODY and not _of_a_node(fields):
+        why = "without the error body of a node; check the address, and the proxy if there is one"
+        error: NPUError = BadReply(f"answered HTTP {status} {why}", node=node, status=status)
+    else:
+        error = _error(node, status, reply.headers, fields, model)
     error.reply = reply
     return error
 
@@ -107,14 +112,6 @@ def _in_openai_form(status: int, fields: Any) -> dict[str, Any]:
     return {"message": "", "type": "", "code": code or _CODES.get(status, "invalid_request"), "param": None}
 
 
-def _status_error(node: str, reply: Reply, fields: object, model: str | None) -> NPUError:
-    status = reply.status
-    if 400 <= status < 500 and status not in _MEANT_BY_ANYBODY and not _of_a_node(fields):
-        why = "without the error body of a node; check the address, and the proxy if there is one"
-        return BadReply(f"answered HTTP {status} {why}", node=node, status=status)
-    return _error(node, status, reply.headers, fields, model)
-
-
 def event_error(node: str, data: object, model: str | None) -> NPUError:
     """The error that an `error` event in a stream means; such an event has no status."""
     fields = data.get("error") if isinstance(data, dict) else None
@@ -124,8 +121,8 @@ def event_error(node: str, data: object, model: str | None) -> NPUError:
 
 def _error(node: str, status: int, headers: Mapping[str, str], fields: object, model: str | None) -> NPUError:
     known = fields if isinstance(fields, dict) else {}
-    code = _code(known.get("code"))
-    param = _param(known.get("param"))
+    given, param = known.get("code"), _param(known.get("param"))
+    code = given if isinstance(given, str) and given in _MEANINGS else None
     text = f"HTTP {status}" if code is None else f"{_MEANINGS[code]} (HTTP {status}, {code})"
     if param is not None:
         text += f"; check {param}"
@@ -135,8 +132,9 @@ def _error(node: str, status: int, headers: Mapping[str, str], fields: object, m
         return KeyRefused(text, node=node, status=status, code=code)
     if status == 404 and code == "model_not_found" and model is not None:
         return ModelMissing(text, node=node, status=status, code=code)
-    rejected = _rejection(status, code)
-    if rejected is not None:
+    if 400 <= status < 500 and status not in {408, 429}:
+        rejected = PayloadTooLarge if status == 413 else RequestRejected
+        rejected = ContextLengthExceeded if code == "context_length_exceeded" else rejected
         return rejected(f"{node}: {text}", node=node, status=status, code=code, param=param)
     if status == 504 and code == "deadline_exceeded":
         # Any other 504 comes from a proxy that gave up: the call's deadline has not passed.
@@ -154,23 +152,10 @@ def _of_a_node(fields: object) -> bool:
     )
 
 
-def _code(value: object) -> str | None:
-    """A code of the table; None for any other."""
-    return value if isinstance(value, str) and value in _MEANINGS else None
-
-
 def _param(value: object) -> str | None:
     """The name of a parameter that requests have, without what follows it; None for anything else."""
     name = re.split(r"[.\[]", value, maxsplit=1)[0] if isinstance(value, str) else None
     return name if name in _PARAMS else None
-
-
-def _rejection(status: int, code: str | None) -> type[RequestRejected] | None:
-    if not 400 <= status < 500 or status in {408, 429}:
-        return None
-    if code == "context_length_exceeded":
-        return ContextLengthExceeded
-    return PayloadTooLarge if status == 413 else RequestRejected
 
 
 def retry_after_of(headers: Mapping[str, str]) -> float | None:

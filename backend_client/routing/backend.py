@@ -28,7 +28,6 @@ from backend_client.http import messages
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.messages import (
     ModelReport,
-    NotAnAnswer,
     Reply,
     Request,
     Vectors,
@@ -45,7 +44,7 @@ from backend_client.http.replies import (
     passed_on,
 )
 from backend_client.http.routes import ROUTES, dimensions_asked, read_whole, runs_on_device
-from backend_client.http.stream_forms import EventStream, WholeForm, usage_of
+from backend_client.http.stream_forms import EventStream, StreamForm, WholeForm, usage_of
 from backend_client.lifetime import STARTED, Deadline, OpenCalls, in_daemon_thread, owning
 from backend_client.options import LONGEST_S, ClientOptions
 from backend_client.results import EmbedBatch, Origin, RawReply, Usage
@@ -99,7 +98,7 @@ class FleetBackend:
 
     async def _serve(self, request: Request) -> tuple[Call, Lease, tuple[Reply, Any, Any]]:
         """The head of a whole reply, its body, and what the route's check reads in it."""
-        transport = self.runtime.transport or self.runtime.start()
+        transport = self.runtime.start()
         route = ROUTES[request.path]
         form = route.form_of(request) if route.form else None
         limit = None if form or request.kind == "transcription" else self._options.timeouts.attempt
@@ -107,13 +106,11 @@ class FleetBackend:
         call = self._begin(request, limit, accept, by_token=form is not None)
 
         async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[Reply, Any, Any]:
-            content = await _encode(call, form, headers)
             if form is None:
+                content = await _encode(call, None, headers)
                 reply = await transport.request(lease.node.url, "POST", request.path, content, headers)
                 return self._read_whole(lease, reply)
-            reader = ReplyReader(request, form, partial(_check, lease), as_bytes=False)
-            parts = await self._open(call, lease, reader, headers, content)
-            await self._read_to_end(lease, reader, parts)
+            reader, _ = await self._open(call, form, lease, headers, to_end=True)
             body = form.whole(reader.events)
             return reader.head, body, read_from(lease.node.url, ROUTES[request.path].check, request.body, body)
 
@@ -125,14 +122,7 @@ class FleetBackend:
         node, request = lease.node.url, lease.request
         if reply.status != 200:
             raise status_error(node, reply, request.model)
-        problem = None
-        try:
-            body, found = read_whole(request, reply)
-        except NotAnAnswer as error:
-            problem = BadReply(str(error), node=node)
-        if problem is not None:
-            # Raised out here, so that the error which came up there, and holds the reply, is not its context.
-            raise problem
+        body, found = read_from(node, read_whole, request, reply)
         _check(lease, reply.headers, body)
         if request.kind == "embedding":
             self._check_space(lease, reply, found)
@@ -147,13 +137,7 @@ class FleetBackend:
             )
         self.runtime.start()
         call = self._begin(request, None, _EVENTS, streamed=True, by_token=True)
-
-        async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[ReplyReader, Parts]:
-            reader = ReplyReader(request, form, partial(_check, lease), as_bytes=False)
-            content = await _encode(call, form, headers)
-            return reader, await self._open(call, lease, reader, headers, content)
-
-        (reader, parts), lease = await self.dispatcher.run(call, attempt, settle=False)
+        (reader, parts), lease = await self.dispatcher.run(call, partial(self._open, call, form), settle=False)
         return self._follow(call, lease, reader, parts, reader.take_events)
 
     async def forward(self, request: Request) -> Forwarded:
@@ -169,16 +153,8 @@ class FleetBackend:
         held = streamed and failover.stream_recovery is not None
         limit = self._options.timeouts.attempt if request.kind in {"embedding", "rerank"} else None
         call = self._begin(request, limit, "*/*", streamed=streamed and not held, by_token=streamed)
-
-        async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[ReplyReader, Parts]:
-            reader = ReplyReader(request, ROUTES[request.path].form, partial(_check, lease), as_bytes=True)
-            content = await _encode(call, None, headers)
-            parts = await self._open(call, lease, reader, headers, content)
-            if held:
-                await self._read_to_end(lease, reader, parts)
-            return reader, parts
-
-        (reader, parts), lease = await self.dispatcher.run(call, attempt, settle=False)
+        send = partial(self._open, call, ROUTES[request.path].form, as_bytes=True, to_end=held)
+        (reader, parts), lease = await self.dispatcher.run(call, send, settle=False)
         content: bytes | AsyncGenerator[bytes, None]
         if reader.ended:
             self.dispatcher.settle(call, lease, None)
@@ -199,47 +175,50 @@ class FleetBackend:
         return Call(request, limit, self.runtime.pool.clock(), accept, streamed, by_token)
 
     async def _open(
-        self, call: Call, lease: Lease, reader: ReplyReader, headers: dict[str, str], content: bytes
-    ) -> Parts:
-        """Send the request; returns the rest of the reply once the answer has begun. Raises what the reply means."""
+        self,
+        call: Call,
+        form: StreamForm | None,
+        lease: Lease,
+        headers: dict[str, str],
+        *,
+        as_bytes: bool = False,
+        to_end: bool = False,
+    ) -> tuple[ReplyReader, Parts]:
+        """Send the request; returns the answer once it has begun, or `to_end`, and the rest of the reply.
+
+        Raises what the reply means. Where events fail after the answer has begun, `reader.failed` says it: the
+        beginning is the caller's.
+        """
         node, request = lease.node.url, lease.request
+        content = await _encode(call, form if isinstance(form, WholeForm) and not as_bytes else None, headers)
+        reader = ReplyReader(request, form, partial(_check, lease), as_bytes=as_bytes)
         # A model may load in silence for as long as it takes.
         lively = call.by_token and runs_on_device(request)
         parts = self.runtime.start().parts(node, request.path, content, headers, lively=lively)
         try:
             while not reader.begun:
                 part = await anext(parts, None)
-                if not isinstance(part, Reply):
-                    self._read_beginning(lease, reader, part)
+                if isinstance(part, Reply):
+                    if part.status != 200:
+                        raise status_error(node, part, request.model, ROUTES[request.path].dialect)
+                    found = read_from(node, reader.begin, part)
+                    if reader.ended and request.kind == "embedding":
+                        self._check_space(lease, part, found)
                     continue
-                if part.status != 200:
-                    raise status_error(node, part, request.model, ROUTES[request.path].dialect)
-                found = read_from(node, reader.begin, part)
-                if reader.ended and request.kind == "embedding":
-                    self._check_space(lease, part, found)
+                try:
+                    self._read(lease, reader, part)
+                except NPUError as error:
+                    if as_bytes or to_end or not reader.begun:
+                        raise
+                    reader.failed = error
+            while to_end and not reader.ended:
+                self._read(lease, reader, await anext(parts, None))
         except BaseException:
             await parts.aclose()
             raise
-        return parts
-
-    async def _read_to_end(self, lease: Lease, reader: ReplyReader, parts: Parts) -> None:
-        """Read what is left of an answer that has begun, and close it. Raises what the stream raises."""
-        try:
-            if reader.failed is not None:
-                raise reader.failed
-            while not reader.ended:
-                self._read(lease, reader, await anext(parts, None))
-        finally:
+        if to_end:
             await parts.aclose()
-
-    def _read_beginning(self, lease: Lease, reader: ReplyReader, part: object) -> None:
-        """As `_read`; where events fail after the answer has begun, the beginning is the caller's (`reader.failed`)."""
-        try:
-            self._read(lease, reader, part)
-        except NPUError as error:
-            if reader.as_bytes or not reader.begun:
-                raise
-            reader.failed = error
+        return reader, parts
 
     def _read(self, lease: Lease, reader: ReplyReader, part: object) -> None:
         """Read the next bytes of a stream, or its end (None). Raises what the stream raises."""

@@ -35,7 +35,7 @@ from backend_client.fleet.pool import refusal
 from backend_client.fleet.runtime import Runtime
 from backend_client.http.messages import Request
 from backend_client.lifetime import Clock, Deadline, end_now, renew
-from backend_client.options import ClientOptions, RetryOptions
+from backend_client.options import LONGEST_S, NO_FAILOVER, ClientOptions, RetryOptions
 from backend_client.results import Attempt
 
 R = TypeVar("R")
@@ -168,9 +168,11 @@ class Dispatcher:
             return None
         # What no node has seen costs nothing. Nor does what a node cannot serve, or not before it has loaded the model:
         # it is not asked again, so other attempts cannot multiply load.
-        costs = (
-            isinstance(error, NodeError) and error.sent and not error.misrouted and not self._still_loads(call, error)
-        )
+        costs = isinstance(error, NodeError) and error.sent and not error.misrouted
+        if isinstance(error, NodeError) and costs and error.code == "model_loading":
+            node = self._pool.nodes.get(error.node)
+            model = node.resolve(call.request.model or "") if node else None
+            costs = model is None or not model.loading
         return Retry(pause, costs)
 
     def _pause(self, call: Call, error: BaseException) -> float:
@@ -205,12 +207,6 @@ class Dispatcher:
         if not self.budget.withdraw():
             raise error
 
-    def _still_loads(self, call: Call, error: NodeError) -> bool:
-        """Whether the node refused the request because it is loading the model, as it reports too."""
-        node = self._pool.nodes.get(error.node)
-        model = node.resolve(call.request.model or "") if node else None
-        return error.code == "model_loading" and model is not None and model.loading
-
     def settle(self, call: Call, lease: Lease, error: BaseException | None) -> None:
         """The request on this node is over; learn from it and note it in the call's history."""
         now = self._pool.clock()
@@ -235,11 +231,11 @@ class Dispatcher:
         lease: Lease,
         work: Callable[[], Awaitable[R]],
         until: Deadline,
-        limit: float | None = None,
-        next_limit: float | None = None,
+        limit: float,
+        next_limit: float = LONGEST_S,
     ) -> R:
         """Await a node's work until the deadline, and no longer than the node lives. Its first sign of life may take
-        `limit` seconds, and each one after that `next_limit` (None: all that remains).
+        `limit` seconds, and each one after that `next_limit`.
 
         Raises DeadlineExceeded, AttemptTimeout, NodeLost, ClientClosed, or what the work raised.
         """
@@ -249,14 +245,14 @@ class Dispatcher:
         def heard() -> None:
             nonlocal limit
             limit = next_limit
-            renew(scope, remaining if limit is None else limit, until)
+            renew(scope, limit, until)
 
         late = f"the call's deadline passed while {url} worked on it; increase `timeout` or send less"
         if not remaining:
             # What is in a buffer already comes without waiting, and no timeout would end that.
             raise DeadlineExceeded(late)
         try:
-            async with asyncio.timeout(remaining if limit is None else min(limit, remaining)) as scope:
+            async with asyncio.timeout(min(limit, remaining)) as scope:
                 lease.on_lost = lambda: end_now(scope)
                 lease.on_heard = heard
                 lease.waiting_since = self._pool.clock()
@@ -271,33 +267,25 @@ class Dispatcher:
             lease.on_lost = lease.on_heard = None
         if lease.lost:
             raise NodeLost("stopped answering its probes while it worked on the request", node=url)
-        if limit is not None and until.remaining() > _MOMENT_S:
+        if until.remaining() > _MOMENT_S:
             raise AttemptTimeout(f"did not answer within {limit:.3g} s", node=url)
         raise DeadlineExceeded(late)
 
-    def limits(self, call: Call, lease: Lease) -> tuple[float | None, float | None]:
-        """Seconds that this node gets for its first sign of life, and for each next one; None: all that remains.
+    def limits(self, call: Call, lease: Lease) -> tuple[float, float]:
+        """Seconds that this node gets for its first sign of life, and for each next one.
 
-        They are shorter where the call's `failover` says so and somebody else could take over.
+        A share of the remaining time while another node could take over and a retry is affordable; shorter where the
+        call's `failover` says so. A node that has to load the model first gets longer than an attempt usually may, but
+        no more than the share where the cloud could take over.
         """
-        limit, failover = self._limit(call, lease), call.request.failover
-        if failover.first_token_s is None and failover.stall_s is None:
-            return limit, limit
-        if not call.by_token or (call.may_wait and not call.request.cloud_takes_over()):
-            return limit, limit
-        return _shorter(limit, failover.first_token_s), _shorter(limit, failover.stall_s)
-
-    def _limit(self, call: Call, lease: Lease) -> float | None:
-        """A share of the remaining time while another node could take over and a retry is affordable.
-
-        A node that has to load the model first gets longer than an attempt usually may, but no more than the share
-        where the cloud could take over.
-        """
-        longest = None if lease.loading else call.attempt_timeout
-        if call.may_wait and not (lease.loading and call.request.cloud_takes_over()):
-            return longest
-        share = call.request.deadline.remaining() * self._share
-        return share if call.may_wait or longest is None else min(share, longest)
+        request = call.request
+        limit = LONGEST_S if lease.loading or call.attempt_timeout is None else call.attempt_timeout
+        if not call.may_wait or (lease.loading and request.cloud_takes_over()):
+            limit = min(limit, request.deadline.remaining() * self._share)
+        early = request.failover
+        if call.by_token and early != NO_FAILOVER and (not call.may_wait or request.cloud_takes_over()):
+            return min(limit, early.first_token_s or LONGEST_S), min(limit, early.stall_s or LONGEST_S)
+        return limit, limit
 
     async def _attempt(self, call: Call, send: Send[R]) -> tuple[R, Lease]:
         lease = await self._lend(call)
@@ -367,10 +355,6 @@ class Dispatcher:
             return VectorSpaceMismatch(what + last.message)
         kind = FleetOverloaded if isinstance(last, NodeOverloaded) else NPUUnavailableError
         return kind(what + last.message, retry_after=last.retry_after)
-
-
-def _shorter(one: float | None, other: float | None) -> float | None:
-    return min((seconds for seconds in (one, other) if seconds is not None), default=None)
 
 
 class RetryBudget:

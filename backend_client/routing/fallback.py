@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from backend_client.calls import Backend
 from backend_client.cloud import Ledger
 from backend_client.errors import CloudError, CloudRejected, ContextLengthExceeded, NPUError, NPUUnavailableError
 from backend_client.http.messages import Request, plain_name
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 A = TypeVar("A", EmbedBatch, RawReply)
 R = TypeVar("R")
 Attempts = tuple[Attempt, ...]
+Ask: TypeAlias = Callable[[Backend, Request], Awaitable[R]]
+"""One of the methods of a backend."""
 
 
 class FallbackBackend:
@@ -56,12 +59,10 @@ class FallbackBackend:
 
     async def embed(self, request: Request) -> EmbedBatch:
         """Embed on a node, else in the cloud if it has a model for the same vector space."""
-        found = await self._first(request, self._fleet.embed, lambda cloud, wanted: cloud.embed(wanted))
-        return self._counted(*found)
+        return self._counted(*await self._first(request, lambda backend, wanted: backend.embed(wanted)))
 
     async def send(self, request: Request) -> RawReply:
-        found = await self._first(request, self._fleet.send, lambda cloud, wanted: cloud.send(wanted))
-        return self._counted(*found)
+        return self._counted(*await self._first(request, lambda backend, wanted: backend.send(wanted)))
 
     def _counted(self, answer: A, before: Attempts) -> A:
         if answer.source == "node":
@@ -70,12 +71,12 @@ class FallbackBackend:
 
     async def open(self, request: Request) -> EventStream:
         """The same as a stream; whichever sends the first part of the answer sends all."""
-        events, before = await self._first(request, self._fleet.open, lambda cloud, wanted: cloud.open(wanted))
+        events, before = await self._first(request, lambda backend, wanted: backend.open(wanted))
         return self._counting(events, before)
 
     async def forward(self, request: Request) -> Forwarded:
         """The reply to a request that came as bytes. A cloud's is in OpenAI's form."""
-        found, before = await self._first(request, self._fleet.forward, lambda cloud, wanted: cloud.forward(wanted))
+        found, before = await self._first(request, lambda backend, wanted: backend.forward(wanted))
         found.attempts[:0] = before
         if request.failover.stream_recovery and asks_for_stream(request) and not isinstance(found.content, bytes):
             # The cloud's, which nobody can take over; its caller gets all of it, or a clean error.
@@ -100,15 +101,10 @@ class FallbackBackend:
         finally:
             await items.aclose()
 
-    async def _first(
-        self,
-        request: Request,
-        on_fleet: Callable[[Request], Awaitable[R]],
-        in_cloud: Callable[[CloudBackend, Request], Awaitable[R]],
-    ) -> tuple[R, Attempts]:
+    async def _first(self, request: Request, ask: Ask[R]) -> tuple[R, Attempts]:
         """As `_by_model`; a prompt that is too long for its model goes to the larger one, if there is one."""
         try:
-            return await self._by_model(request, on_fleet, in_cloud)
+            return await self._by_model(request, ask)
         except ContextLengthExceeded as error:
             larger, before = self._larger_model(request), error.attempts
             if larger is None:
@@ -116,7 +112,7 @@ class FallbackBackend:
         log.info("%s is too long for its model and goes to %s", request.request_id, larger)
         try:
             # Its bytes name the first model.
-            answer, after = await self._by_model(replace(request, model=larger, content=None), on_fleet, in_cloud)
+            answer, after = await self._by_model(replace(request, model=larger, content=None), ask)
         except NPUError as error:
             error.attempts = before + error.attempts
             raise
@@ -130,12 +126,7 @@ class FallbackBackend:
         asked = request.model or self._bindings.default_model(request.kind) or ""
         return None if plain_name(larger) == plain_name(asked) else larger
 
-    async def _by_model(
-        self,
-        request: Request,
-        on_fleet: Callable[[Request], Awaitable[R]],
-        in_cloud: Callable[[CloudBackend, Request], Awaitable[R]],
-    ) -> tuple[R, Attempts]:
+    async def _by_model(self, request: Request, ask: Ask[R]) -> tuple[R, Attempts]:
         """The fleet's answer by a part of the deadline, else the cloud's by the whole; and the attempts before it.
 
         Raises the fleet's error, which then says why the cloud did not help, or CloudRejected.
@@ -143,11 +134,11 @@ class FallbackBackend:
         cloud, deadline = self._cloud, request.deadline
         try:
             if cloud is None or self._must_stay(request):
-                return await on_fleet(request), ()
+                return await ask(self._fleet, request), ()
             # What is left for the cloud, or what may begin an answer: one that has begun may take all there is.
             until = deadline.earlier(min(self._options.longest, deadline.remaining() * self._options.share))
             takes_over: Callable[[], Any] = lambda: not isinstance(self._for_cloud(request, cloud), str)  # noqa: E731
-            return await on_fleet(replace(request, deadline=until, cloud_takes_over=takes_over)), ()
+            return await ask(self._fleet, replace(request, deadline=until, cloud_takes_over=takes_over)), ()
         except NPUUnavailableError as error:
             unavailable = error
         wanted = "none is configured" if cloud is None else self._for_cloud(request, cloud)
@@ -155,7 +146,7 @@ class FallbackBackend:
             raise unavailable.without_cloud(f"the cloud was not asked: {wanted}")
         log.info("%s goes to the cloud: %s", request.request_id, unavailable.message)
         try:
-            answer = await in_cloud(cloud, wanted)
+            answer = await ask(cloud, wanted)
         except CloudRejected as error:
             error.attempts = unavailable.attempts + error.attempts
             raise

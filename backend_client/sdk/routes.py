@@ -25,7 +25,7 @@ from backend_client.http.routes import ROUTES, hides_usage
 from backend_client.http.stream_forms import EventStream, StreamEvent
 from backend_client.lifetime import STARTED, Deadline, OneLoop, in_daemon_thread, owning
 from backend_client.options import FailoverOptions
-from backend_client.results import EmbedBatch, RawReply
+from backend_client.results import EmbedBatch, Origin, RawReply
 
 FAILOVER = "X-NPU-Failover"
 _NOT_STREAMED = (None, False, 0, "", "false", "False", "0")
@@ -54,6 +54,7 @@ class OpenAIRoutes:
 
         The key in the request counts nothing: nodes get the client's own.
         """
+        headers = {name.lower(): value for name, value in headers.items()}
         try:
             if method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
                 name = path.removeprefix("/v1/models").strip("/")
@@ -68,7 +69,7 @@ class OpenAIRoutes:
             if not route.upload:
                 return await self._send(path, options, timeout, json_object(body))
             # A recording is in memory whole, so that another node can get it while none has replied.
-            kind = {name.lower(): value for name, value in headers.items()}.get("content-type", "")
+            kind = headers.get("content-type", "")
             form, file = await in_daemon_thread(lambda: read_form(body, kind), "read a form")
             fields = {**form, "model": _first(form.get("model"))}
             return await self._send(path, options, timeout, fields, file=file)
@@ -133,8 +134,7 @@ def _model(name: str, report: ModelReport) -> dict[str, Any]:
 
 def _options(headers: Mapping[str, str], failover: FailoverOptions) -> dict[str, Any]:
     """What the headers of a request say to the client, given its own `failover`; further `X-` headers are sent on."""
-    given = {name.lower(): value for name, value in headers.items()}
-    options: dict[str, Any] = {}
+    given, options = dict(headers), dict[str, Any]()
     request_id = given.pop("x-request-id", "")
     if _REQUEST_ID.fullmatch(request_id):
         options["request_id"] = request_id
@@ -228,23 +228,21 @@ def embedding_body(batch: EmbedBatch, encoding: object) -> dict[str, Any]:
 
 
 def embedding_reply(batch: EmbedBatch, encoding: object) -> HttpReply:
-    reply = json_reply(200, embedding_body(batch, encoding))
-    reply.headers |= {**_kept(batch.headers), "x-space": batch.space, "x-request-id": batch.request_id}
+    reply = _of_origin(json_reply(200, embedding_body(batch, encoding)), batch)
+    reply.headers["x-space"] = batch.space
     return reply
 
 
 def whole_reply(reply: RawReply) -> HttpReply:
-    if isinstance(reply.body, bytes):
-        kind = reply.headers.get("content-type", "application/octet-stream")
-        headers = {**_kept(reply.headers), "content-type": kind, "x-request-id": reply.request_id}
-        return HttpReply(reply.status, headers, reply.body)
-    found = json_reply(reply.status, reply.body)
-    found.headers |= {**_kept(reply.headers), "content-type": "application/json", "x-request-id": reply.request_id}
-    return found
+    if not isinstance(reply.body, bytes):
+        return _of_origin(json_reply(reply.status, reply.body), reply)
+    kind = reply.headers.get("content-type", "application/octet-stream")
+    return _of_origin(HttpReply(reply.status, {"content-type": kind}, reply.body), reply)
 
 
-def _kept(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in passed_on(headers).items() if name != "content-type"}
+def _of_origin(reply: HttpReply, origin: Origin) -> HttpReply:
+    reply.headers = {**passed_on(origin.headers), **reply.headers, "x-request-id": origin.request_id}
+    return reply
 
 
 @owning

@@ -34,7 +34,7 @@ mkdir -p "$package/DEBIAN" "$package$home" "$package/usr/bin" "$package/etc/npu-
     --constraint "$root/constraints.txt" "${root}[node,convert]"
 find "$package$home" -name __pycache__ -prune -exec rm -rf {} +
 # Wheels bring their makers' tests and headers; the node needs neither.
-rm -rf "$package$home/include"
+rm -rf "$package$home/include" "$package$home/share/doc"
 find "$package$home"/lib/python3.*/site-packages/numpy -depth -type d \( -name tests -o -name test \) -exec rm -rf {} +
 grep -rlI "$package" "$package$home/bin" "$package$home/pyvenv.cfg" | xargs -r sed -i "s#$package##g"
 find "$package$home"/lib -name '*.py' -perm /111 -exec chmod a-x {} +

@@ -130,12 +130,6 @@ async def test_a_name_of_ollama_has_one_here(row, http, node):
 WORKER = "variables of a worker that runs one model on the NPU with GenAI | here"
 
 
-def test_every_table_after_npu_proxys_is_one_of_these():
-    page = PAGE.split("\n## OpenVINO Model Server\n", 1)[1]
-    headings = re.findall(r"^\| (.*) \|\n\|---", page, re.MULTILINE)
-    assert headings == ["OVMS | here", GRAPH, "of a request | here", "metric | here", "Ollama | here", WORKER]
-
-
 @pytest.mark.parametrize("row", [row for row, _ in rows(WORKER)], ids=str)
 def test_what_a_worker_of_ones_own_has_is_there(row, monkeypatch, tmp_path, capsys):
     theirs, commands = row

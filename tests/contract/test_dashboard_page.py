@@ -3,8 +3,6 @@
 import base64
 import hashlib
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -57,15 +55,6 @@ def test_each_page_exists_once_and_the_playground_has_the_style_and_helpers_of_t
     assert "--paper: light-dark(" in playground
     assert "function make(" in playground
     assert "function spark(" not in playground
-
-
-def test_the_node_finds_it_without_importing_the_client():
-    program = (
-        "import sys; from worker_node.http import pages; pages.read_pages(); "
-        "print([name for name in sys.modules if name.startswith('backend_client')])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_both_servers_send_pages_alike(html):

@@ -72,7 +72,8 @@ def test_the_wheel_holds_every_source_file_and_nothing_of_the_tests(wheel):
     assert {name.partition("/")[0] for name in names} <= {
         *packages,
         "npu_commands.py",
-        wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info",
+        f"npu_node-{VERSION}.data",
+        f"npu_node-{VERSION}.dist-info",
     }
 
 
@@ -97,6 +98,13 @@ def installed(wheel, tmp_path_factory):
 def test_the_installed_commands_say_their_version(installed, command):
     done = run(installed / command, "--version", cwd=installed)
     assert (done.returncode, done.stdout) == (0, f"{command} {VERSION}\n"), done.stderr
+
+
+def test_the_pages_that_messages_name_are_installed_and_found(installed):
+    code = "from worker_node.cli.output import documentation; print(documentation())"
+    done = run(installed / "python", "-I", "-c", code, cwd=installed)
+    assert done.stdout.strip() == str(installed.parent / "share/doc/npu-node"), done.stderr
+    assert (installed.parent / "share/doc/npu-node/install.md").exists()
 
 
 # What a service that installs only the base imports.

@@ -15,18 +15,25 @@ from worker_node.settings import reading
 pytestmark = pytest.mark.timeout(300)
 
 
-def doctor(*arguments, **environment):
-    """Its exit status and its findings: severity and text by id, the last of an id."""
-    # The suite's own store would count for more than that of a file of settings.
-    inherited = {name: value for name, value in os.environ.items() if name != "NPU_NODE_MODEL_STORE"}
-    done = run_node_command(["doctor", "--json", *arguments], env=inherited | environment, timeout=120)
-    assert done.stdout, done.stderr
-    findings = json.loads(done.stdout)["findings"]
-    assert all(finding["fix"] for finding in findings if finding["severity"] != "ok")
-    return done.returncode, {finding["id"]: (finding["severity"], finding["found"]) for finding in findings}
+@pytest.fixture
+def doctor(monkeypatch, capsys):
+    """Runs it; gives its exit status and its findings: severity and text by id, the last of an id."""
+
+    def run(*arguments, **environment):
+        with monkeypatch.context() as patch:
+            # The suite's own store would count for more than that of a file of settings.
+            patch.delenv("NPU_NODE_MODEL_STORE", raising=False)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            status = main(["doctor", "--json", *arguments])
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        assert all(finding["fix"] for finding in findings if finding["severity"] != "ok")
+        return status, {finding["id"]: (finding["severity"], finding["found"]) for finding in findings}
+
+    return run
 
 
-def test_a_node_that_serves_on_the_cpu_is_healthy_and_one_that_must_have_an_npu_is_not(node, quick_models):
+def test_a_node_that_serves_on_the_cpu_is_healthy_and_one_that_must_have_an_npu_is_not(doctor, node, quick_models):
     port = node.url.rpartition(":")[2]
     status, found = doctor(**quick_models, NPU_NODE_PORT=port)
     assert status == 0
@@ -39,7 +46,7 @@ def test_a_node_that_serves_on_the_cpu_is_healthy_and_one_that_must_have_an_npu_
     }
 
 
-def test_what_keeps_the_configured_node_from_serving_is_an_error(tmp_path):
+def test_what_keeps_the_configured_node_from_serving_is_an_error(doctor, tmp_path):
     key, config = tmp_path / "key.pem", tmp_path / "node.toml"
     key.write_text("a key")
     key.chmod(0o644)
@@ -56,7 +63,7 @@ def test_what_keeps_the_configured_node_from_serving_is_an_error(tmp_path):
     assert found["port"] == ("error", f"127.0.0.1, port {port} cannot be bound: Address already in use")
 
 
-def test_a_model_that_a_newer_openvino_wrote_is_an_error(tmp_path):
+def test_a_model_that_a_newer_openvino_wrote_is_an_error(doctor, tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (model / "openvino_model.xml").write_text('<rt_info><Runtime_version value="2099.1.0-1-abc" /></rt_info>')
@@ -67,7 +74,7 @@ def test_a_model_that_a_newer_openvino_wrote_is_an_error(tmp_path):
     assert found.startswith(f"{model / 'openvino_model.xml'} was written by OpenVINO 2099.1.0, and this node runs 20")
 
 
-def test_the_memory_of_a_window_and_the_longest_prompt_are_told(tmp_path, quick_models):
+def test_the_memory_of_a_window_and_the_longest_prompt_are_told(doctor, tmp_path, quick_models):
     config = tmp_path / "node.toml"
 
     def memory(lines, **environment):
@@ -92,7 +99,7 @@ def test_the_memory_of_a_window_and_the_longest_prompt_are_told(tmp_path, quick_
     assert "max_prompt_len is 9000, the model's context 8192 tokens" in wrong
 
 
-def test_a_node_for_others_may_have_its_keys_from_its_unit(tmp_path, quick_models):
+def test_a_node_for_others_may_have_its_keys_from_its_unit(doctor, tmp_path, quick_models):
     config = tmp_path / "node.toml"
     config.write_text('host = "0.0.0.0"\nport = 0\n[[models]]\nname = "all-minilm-l6-v2"')
     status, found = doctor(**quick_models, NPU_NODE_CONFIG=str(config))

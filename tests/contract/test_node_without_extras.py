@@ -1,4 +1,7 @@
-"""A node is installed with the extra `node` alone (Ansible, packages): it serves without what the others bring."""
+"""A node is installed with the extra `node` alone (Ansible, packages): it serves without what the others bring.
+
+Nor does it import the client, whose pages it shows, nor a tracing that is off.
+"""
 
 import subprocess
 import sys
@@ -19,11 +22,17 @@ import worker_node.cli.main
 import worker_node.cli.serve
 import worker_node.server
 from worker_node import registry
+from worker_node.http import pages
+from worker_node.observability.tracing import open_tracing
+
+pages.read_pages()
+open_tracing(enabled=False)
 
 for task in registry.tasks().values():
     registry.load(task.serving)
     if task.api is not None:
         registry.load(task.api)
+assert "backend_client" not in sys.modules
 print(*sorted(registry.tasks()))
 """
 

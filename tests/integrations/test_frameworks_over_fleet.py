@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backend_client.testing import FakeFleet
-from tests.real.test_langchain import ONE_LOOP
+from tests.integrations.test_langchain import ONE_LOOP
 from tests.support.foreign import environment, output_of, run_suite
 
 pytestmark = pytest.mark.timeout(1200)

@@ -28,7 +28,7 @@ FLAGS = (
 # Limits are for a hang: on a busy machine the browser, or what it looks at, may not run for seconds.
 HANG_S = 180
 ATTEMPTS = 3
-# The whole page, each time that anything in it changes: what a row is like, how it looks, and when by the page's clock.
+# The whole page, each time that anything in it changes: what a row is like, and how it looks.
 RECORDER = """
 const [selector] = arguments;
 window.recorded = [];
@@ -41,7 +41,7 @@ const look = () => {
     problems: document.querySelector("#problems").innerText,
   };
   const before = window.recorded.at(-1);
-  if (!before || before.level !== seen.level) window.recorded.push({ at: Date.now(), ...seen });
+  if (!before || before.level !== seen.level) window.recorded.push(seen);
 };
 new MutationObserver(look).observe(document.body, { subtree: true, childList: true, attributes: true });
 look();

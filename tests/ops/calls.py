@@ -9,10 +9,10 @@ import urllib.request
 from tests.ops.containers import HANG_S
 
 
-def call(url, key=None, body=None):
-    """The status of the reply and its JSON."""
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    data = None if body is None else json.dumps(body).encode()
+def call(url, key=None, body=None, kind="application/json"):
+    """The status of the reply and its JSON; a body of bytes is sent as it is."""
+    headers = {"Content-Type": kind} | ({"Authorization": f"Bearer {key}"} if key else {})
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data, headers)  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=HANG_S) as reply:  # noqa: S310

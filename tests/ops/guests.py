@@ -115,20 +115,8 @@ def booted_guest(directory):
     port = free_port()
     console = directory / "console.log"
     machine = (
-        *[
-            "-machine",
-            "q35,accel=tcg",
-            "-cpu",
-            "max",
-            "-smp",
-            "2",
-            "-m",
-            "2048",
-            "-display",
-            "none",
-            "-monitor",
-            "none",
-        ],
+        *("-machine", "q35,accel=tcg", "-cpu", "max", "-smp", "2", "-m", "2048"),
+        *("-display", "none", "-monitor", "none"),
         *("-device", "intel-iommu", "-device", f"{DEVICE},addr=0b.0", "-device", "virtio-rng-pci"),
         *("-drive", f"file={made / 'disk'},format=raw,if=virtio", "-snapshot", "-kernel", made / "start"),
         *("-netdev", f"user,id=net,hostfwd=tcp:127.0.0.1:{port}-:22", "-device", "virtio-net-pci,netdev=net"),

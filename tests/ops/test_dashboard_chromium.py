@@ -6,9 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 
 import pytest
 
@@ -18,13 +15,12 @@ from tests.support.ports import free_port
 pytest.importorskip("selenium", reason="NOT RUN: the dashboard's browser is driven by selenium; install '.[ops]'")
 
 from tests.ops.browser import HANG_S
+from tests.ops.calls import call
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(1500)]
 
 EMBEDDER = '[{"name": "all-minilm-l6-v2"}]'
 EMBEDDER_ROW = '#models tr[data-key="all-minilm-l6-v2 CPU"]'
-# Held against the clock with --long only: on a shared machine it would fail for want of a core.
-SEEN_WITHIN_MS = 3000
 ALL_GOOD = (
     "const rows = [...document.querySelectorAll('#models tbody tr')];"
     "return rows.length > 0 && !rows.some(row => row.matches('.bad, .warn'))"
@@ -45,17 +41,8 @@ return row.className === "bad" && seen.words.includes("unreachable") && seen.pro
 """
 
 
-def post(node, path, body, headers=None):
-    request = urllib.request.Request(  # noqa: S310
-        node.url + path, body.encode(), {"Content-Type": "application/json", **(headers or {})}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=HANG_S) as reply:  # noqa: S310
-            reply.read()
-            return reply.status
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code
+def post(node, path, body):
+    return call(node.url + path, body=body.encode())[0]
 
 
 def some_work(node):
@@ -85,17 +72,15 @@ def is_red(colour):
     return red > green + 15 and red > blue + 15
 
 
-def test_a_killed_engine_is_red_within_three_seconds_and_green_when_it_is_back(browser, long):
+def test_a_killed_engine_is_red_and_green_when_it_is_back(browser):
     with start_node() as node:
         some_work(node)
         browser.open(node.url + "/dashboard")
         browser.wait(ALL_GOOD)
         browser.wait("return document.querySelectorAll('.spark .line').length > 4")
-        row = '#models tr[data-key="smollm2-135m-instruct CPU"]'
         browser.size(1280, 900)
-        browser.record(row)
+        browser.record('#models tr[data-key="smollm2-135m-instruct CPU"]')
         pid = node.engine_pids()["smollm2-135m-instruct"]
-        killed_at = time.time() * 1000
         kill_until_red(browser, node, "smollm2-135m-instruct")
         browser.size(1280, 900)
         browser.wait("return window.recorded.at(-1).level === 'good'")
@@ -104,8 +89,6 @@ def test_a_killed_engine_is_red_within_three_seconds_and_green_when_it_is_back(b
         assert browser.leave() == []
         assert before["level"] == "good"
         assert not is_red(before["background"])
-        # The page and this process read the same clock of the same machine.
-        assert not long or red["at"] - killed_at < SEEN_WITHIN_MS
         assert red["level"] == "bad"
         assert is_red(red["background"])
         assert red["title"].startswith("■ 1 · ")
@@ -116,7 +99,6 @@ def test_a_killed_engine_is_red_within_three_seconds_and_green_when_it_is_back(b
         assert f"pid {pid}" not in green["words"]
         assert "smollm2-135m-instruct on CPU: ready → " in log
         assert re.search(r"smollm2-135m-instruct on CPU: \w+ → ready", log), "which states between were seen is chance"
-        print(f"\nred {red['at'] - killed_at:.0f} ms after the kill, green {green['at'] - killed_at:.0f} ms after it")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -182,26 +164,6 @@ def test_an_emulated_npu_is_called_so_wherever_it_is_shown(browser, axe):
         assert browser.leave() == []
 
 
-def test_a_key_is_asked_for_once_and_kept_in_this_tab(browser, axe):
-    with start_node(NPU_NODE_API_KEYS="right-0123456789abcdef", NPU_NODE_MODELS=EMBEDDER) as node:
-        browser.open(node.url + "/dashboard")
-        browser.wait("return document.activeElement.id === 'key-field'")
-        assert not browser.run("return document.getElementById('content').checkVisibility()")
-        assert browser.violations(axe) == []
-        browser.press("wrong", "ENTER")
-        browser.wait("return document.getElementById('key-refused').checkVisibility()")
-        browser.run("document.getElementById('key-field').focus()")
-        browser.press("right-0123456789abcdef", "ENTER")
-        browser.wait(ALL_GOOD)
-        assert browser.run("return Object.values(localStorage).includes('right')") is False
-        browser.open(node.url + "/dashboard")
-        browser.wait(ALL_GOOD)
-        browser.run("document.getElementById('forget').click()")
-        browser.wait("return document.activeElement.id === 'key-field'")
-        # A refused key is a line of the browser's own in the console, and nothing of the page's.
-        assert all("401 (Unauthorized)" in message for message in browser.leave())
-
-
 @contextlib.contextmanager
 def fleet_dashboard(nodes):
     """`npu-client dashboard`, as a user starts it; the URL of its page."""
@@ -219,7 +181,7 @@ def fleet_dashboard(nodes):
         process.stdout.close()
 
 
-def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser, axe, long):
+def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser, axe):
     port = free_port()
     with contextlib.ExitStack() as stack:
         ports = ("0", str(port), "0")
@@ -242,16 +204,12 @@ def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser,
         assert browser.text("#node-heading") == f"Node {nodes[1].url}"
 
         browser.wait(ALL_SERVE)
-        browser.record(f'#nodes tr[data-key="{nodes[1].url}"]')
-        killed_at = time.time() * 1000
         nodes[1].process.kill()
         nodes[1].process.wait()
         red = browser.wait(UNREACHABLE, nodes[1].url)
         assert is_red(red["background"])
         assert "since" in red["words"]
         assert browser.text("#verdict").startswith("2 of 3 nodes serve")
-        red_at = next(seen["at"] for seen in browser.recorded() if seen["level"] == "bad")
-        assert not long or red_at - killed_at < SEEN_WITHIN_MS
         browser.wait("return document.getElementById('no-detail').checkVisibility()")
         assert browser.violations(axe) == []
         browser.scheme("dark")
@@ -262,4 +220,3 @@ def test_the_fleet_shows_a_killed_node_as_red_and_green_when_it_is_back(browser,
         with start_node("--port", str(port), NPU_NODE_MODELS=EMBEDDER):
             browser.wait(ALL_SERVE)
             assert browser.leave() == []
-        print(f"\nred {red_at - killed_at:.0f} ms after the kill")

@@ -36,7 +36,7 @@ def test_make_dist_builds_the_same_release_twice_with_its_checksums_and_an_sbom_
     checked = run("sha256sum", "--check", "--strict", tmp_path / "first" / "SHA256SUMS", cwd=tmp_path / "second").stdout
     files = {path.name for path in (tmp_path / "second").iterdir()} - {"SHA256SUMS"}
     assert files == {line.removesuffix(": OK") for line in checked.splitlines()}
-    assert {name.rpartition(".")[2] for name in files} == {"whl", "gz", "Containerfile", "json"}
+    assert {name.rpartition(".")[2] for name in files} == {"whl", "gz", "txt", "Containerfile", "json"}
     sbom = json.loads(next((tmp_path / "second").glob("*.cdx.json")).read_text())
     packages = {canonicalize_name(component["name"]) for component in sbom["components"]}
     project = tomllib.loads((PACKAGING.parent / "pyproject.toml").read_text())["project"]

@@ -1,8 +1,6 @@
 """Every query of every panel, and every rule, on a real Prometheus that scraped loaded nodes and a service."""
 
 import contextlib
-import functools
-import http.server
 import json
 import re
 import shutil
@@ -21,12 +19,14 @@ import yaml
 
 from backend_client.gateway.keys import KeyStore
 from backend_client.http.messages import encode_form
+from tests.ops.calls import call
 from tests.ops.test_grafana_dashboards import EACH
 from tests.ops.test_tls_expiry import make_certificate, read_ends
 from tests.support.cross_encoders import write_tiny
 from tests.support.energy import Sysfs
 from tests.support.gateway import start_gateway
 from tests.support.nodes import start_node
+from tests.support.ports import free_port
 from tests.support.speech import SPEECH
 from tests.support.whisper import MODEL as WHISPER
 
@@ -51,8 +51,7 @@ class Server:
         self.url = url
 
     def get(self, path):
-        with urllib.request.urlopen(self.url + path, timeout=HANG_S) as reply:  # noqa: S310
-            return json.load(reply)["data"]
+        return call(self.url + path)[1]["data"]
 
     def ready(self):
         try:
@@ -130,79 +129,41 @@ def prometheus(directory, jobs, gateway_key):
     drain.join()
 
 
-def post(url, body, **headers):
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(url, content, headers)  # noqa: S310
-    try:
-        with urllib.request.urlopen(request, timeout=HANG_S) as reply:  # noqa: S310
-            return reply.status
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code
-
-
 @contextlib.contextmanager
-def served(directory):
-    """An exporter that serves this directory; its host and port."""
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(http.server.SimpleHTTPRequestHandler, directory=directory)
-    )
-    with server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@contextlib.contextmanager
-def start_asked_gateway(directory, nodes):
-    """A gateway in front of these nodes that is asked again and again; its host and port, and a key for its metrics."""
-    file = directory / "gateway.db"
-    with contextlib.closing(KeyStore(file)) as store:
+def started_gateway(directory, nodes):
+    """A gateway in front of these nodes; its URL, and a key for calls and for its metrics."""
+    with contextlib.closing(KeyStore(directory / "gateway.db")) as store:
         key = store.add("team-a", spend_cap=Decimal(10))
-    over = threading.Event()
-    bearer = {"Authorization": f"Bearer {key}"}
-    with start_gateway(*nodes, NPU_GATEWAY_KEYS=str(file)) as url:
-
-        def ask():
-            while not over.is_set():
-                messages = [{"role": "user", "content": "Hello"}]
-                post(url + "/v1/chat/completions", {"model": WRITER, "messages": messages, "max_tokens": 4}, **bearer)
-                post(url + "/v1/embeddings", {"model": EMBEDDER, "input": "hello"}, **bearer)
-                post(url + "/v1/embeddings", {"model": EMBEDDER, "input": "hello"})
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        try:
-            yield url.removeprefix("http://"), key
-        finally:
-            over.set()
-            thread.join()
+    with start_gateway(*nodes, NPU_GATEWAY_KEYS=str(directory / "gateway.db")) as url:
+        yield url, key
 
 
 class Load(threading.Thread):
-    """Calls that the service does not make: other dialects and tasks, long prompts, refusals."""
+    """Calls that the service does not make: other dialects and tasks, long prompts, refusals, the gateway."""
 
-    def __init__(self, nodes):
+    def __init__(self, nodes, gateway, key):
         super().__init__()
-        self._nodes = nodes
+        self._nodes, self._gateway, self._key = nodes, gateway, key
         shortest = min((file.read_bytes() for file in SPEECH), key=len)
         self._speech = encode_form({"model": WHISPER}, "speech.ogg", shortest)
         self._over = threading.Event()
 
     def run(self):
+        chat = {"model": WRITER, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
         turn = 0
         while not self._over.is_set():
             turn += 1
             for url in self._nodes:
-                messages = [{"role": "user", "content": "Hello"}]
-                post(url + "/v1/chat/completions", {"model": WRITER, "messages": messages, "max_tokens": 8})
-                post(url + "/api/embed", {"model": EMBEDDER, "input": f"turn {turn}"})
+                call(url + "/v1/chat/completions", body=chat)
+                call(url + "/api/embed", body={"model": EMBEDDER, "input": f"turn {turn}"})
                 # Longer than the first node's NPU takes, so it goes to the CPU.
-                post(url + "/embeddings", {"texts": ["word " * 60 + str(turn)]})
-                post(url + "/embeddings", {"texts": [1]})
-                post(url + "/rerank", {"query": "a", "texts": ["b c", str(turn)]})
-            recording, kind = self._speech
-            post(self._nodes[0] + "/v1/audio/transcriptions", recording, **{"Content-Type": kind})
+                call(url + "/embeddings", body={"texts": ["word " * 60 + str(turn)]})
+                call(url + "/embeddings", body={"texts": [1]})
+                call(url + "/rerank", body={"query": "a", "texts": ["b c", str(turn)]})
+            call(self._nodes[0] + "/v1/audio/transcriptions", None, *self._speech)
+            call(self._gateway + "/v1/chat/completions", self._key, chat)
+            for key in (self._key, None):
+                call(self._gateway + "/v1/embeddings", key, {"model": EMBEDDER, "input": "hello"})
 
     def stop(self):
         self._over.set()
@@ -241,19 +202,21 @@ def watched(tmp_path_factory, speech_store):
             process(sys.executable, "-m", "tests.ops.client_service", *urls, stdout=subprocess.PIPE)
         )
         port = int(service.stdout.readline())
-        load = Load(urls)
-        load.start()
-        stack.callback(load.stop)
         tls = tmp_path_factory.mktemp("tls")
         (tls / "metrics.txt").write_text(read_ends(make_certificate(tls, "node", 90)))
-        exporter = stack.enter_context(served(tls))
+        exporter = free_port()
+        options = (str(exporter), "--bind=127.0.0.1", f"--directory={tls}")
+        stack.enter_context(process(sys.executable, "-m", "http.server", *options, stderr=subprocess.DEVNULL))
+        gateway, key = stack.enter_context(started_gateway(tmp_path_factory.mktemp("gateway"), urls))
+        load = Load(urls, gateway, key)
+        load.start()
+        stack.callback(load.stop)
         hosts = [url.removeprefix("http://") for url in urls]
-        gateway, key = stack.enter_context(start_asked_gateway(tmp_path_factory.mktemp("gateway"), urls))
         jobs = {
             "npu-node": [*hosts, DEAD],
             "npu-client": [f"127.0.0.1:{port}"],
-            "npu-gateway": [gateway],
-            "machine": [exporter],
+            "npu-gateway": [gateway.removeprefix("http://")],
+            "machine": [f"127.0.0.1:{exporter}"],
         }
         server = stack.enter_context(prometheus(tmp_path_factory.mktemp("prometheus"), jobs, key))
         yield server, hosts

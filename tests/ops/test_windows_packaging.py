@@ -7,11 +7,11 @@ import hashlib
 import importlib.util
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.ops.containers import run
 from tests.support.foreign import environment
 
 # What they run is fetched once and kept; an index may be slow.
@@ -39,47 +39,22 @@ def python():
     return environment(Path(__file__).with_name("windows.txt"))
 
 
-@pytest.fixture(scope="module")
-def errors_of(python):
-    """A function that gives the places where scripts break PowerShell's grammar."""
-
-    def errors(*paths):
-        return subprocess.run(
-            [python, "-c", ERRORS, *paths], capture_output=True, text=True, timeout=600, check=True
-        ).stdout
-
-    return errors
-
-
-def test_scripts_follow_the_grammar_and_say_that_they_were_not_run(errors_of, tmp_path):
+def test_scripts_follow_the_grammar_and_say_that_they_were_not_run(python, tmp_path):
     scripts = sorted(WINDOWS.glob("*.ps1"))
     assert len(scripts) == 2
-    assert errors_of(*scripts) == ""
+    assert run(python, "-c", ERRORS, *scripts).stdout == ""
     assert all("NOT RUN ON WINDOWS" in script.read_text() for script in scripts)
     broken = tmp_path / "broken.ps1"
     broken.write_text(scripts[0].read_text().replace("{", "", 1))
-    assert errors_of(broken)
-
-
-def test_a_task_starts_the_node_without_further_rights_and_without_a_key():
-    """Its command line is read by every program of the user."""
-    script = (WINDOWS / "install.ps1").read_text()
-    assert "-Argument 'serve'" in script
-    assert "-RunLevel Limited" in script
-    assert not re.search(r"New-NetFirewallRule|netsh|api.?key\s*=", script, re.IGNORECASE)
-    task = re.search(r"\$task = '(.+)'", script)[1]
-    assert f"Unregister-ScheduledTask -TaskName '{task}'" in (WINDOWS / "uninstall.ps1").read_text()
+    assert run(python, "-c", ERRORS, broken).stdout
 
 
 def test_every_dependency_of_a_node_has_a_wheel_for_windows(python):
     root = WINDOWS.parents[1]
     # pip trusts the authorities of the system, and so must uv, where an index is reached through a proxy of the house.
-    command = [python.with_name("uv"), "pip", "compile", "--system-certs"]
-    command += ["--python-platform", "windows", "--only-binary", ":all:"]
-    command += ["--extra", "node", "--extra", "convert", "--constraint", root / "constraints.txt", "--no-header"]
-    done = subprocess.run([*command, root / "pyproject.toml"], check=False, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    found = done.stdout.split()
+    target = ("--python-platform", "windows", "--only-binary", ":all:", "--extra", "node", "--extra", "convert")
+    files = ("--constraint", root / "constraints.txt", "--no-header", root / "pyproject.toml")
+    found = run(python.with_name("uv"), "pip", "compile", "--system-certs", *target, *files, timeout=900).stdout.split()
     assert any(requirement.startswith("openvino-genai==") for requirement in found)
     assert not any(requirement.startswith("uvloop==") for requirement in found)
 

@@ -2,11 +2,13 @@
 
 import json
 
-import anthropic
 import pytest
 
 from tests.support.gateway import WAYS, reached
+from tests.support.later import Later
 from tests.support.nodes import start_node
+
+anthropic = Later("anthropic")
 
 pytestmark = pytest.mark.real
 

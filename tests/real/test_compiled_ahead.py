@@ -229,5 +229,5 @@ def test_another_machines_npu_needs_a_compiler_here(quick_models, tmp_path):
     arguments = ["compile", WRITER, "--platform", "4000", "--out", tmp_path / "x"]
     done = run_node_command(arguments, env=environment | quick_models, timeout=100)
     assert done.returncode
-    assert "no NPU compiler on this machine" in done.stderr
+    assert done.stderr.count("no NPU compiler on this machine") == 1
     assert not (tmp_path / "x").exists()

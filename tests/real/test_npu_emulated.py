@@ -206,3 +206,10 @@ async def test_texts_whose_runs_overlap_have_the_same_vectors_and_are_each_prove
     claimed = [us for _, us in at_once]
     assert min(claimed) > 0
     assert sum(claimed) <= used
+
+
+async def test_an_emulated_npu_has_no_energy_counter_and_says_so(npu_node, http):
+    _, body = await ask(http, npu_node, {"texts": ["no counter"]}, path="/embeddings")
+    assert (body["joules"], body["joules_reason"]) == (None, "the NPU is emulated")
+    _, health = npu_node.health()
+    assert (health["npu"]["energy_uj"], health["npu"]["reasons"]["energy_uj"]) == (None, "the NPU is emulated")

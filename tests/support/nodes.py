@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from tests.support.forking import fork_node
+
 NPU_NODE = (sys.executable, "-m", "worker_node")
 
 
@@ -82,7 +84,7 @@ def start_node(*arguments, ready=True, **environment):
     """
     command = ["serve", "--port", "0", *arguments]
     env = os.environ | {"NPU_NODE_SAMPLING_DEFAULTS": "greedy"} | environment
-    with started(command, env) as process:
+    with _ended(_start(command, env)) as process:
         line = process.stdout.readline()
         assert line.startswith("listening on "), f"the node said {line!r}"
         key = environment.get("NPU_NODE_API_KEYS", "").split(",")[0]
@@ -92,9 +94,21 @@ def start_node(*arguments, ready=True, **environment):
         yield node
 
 
-@contextlib.contextmanager
+def _start(command, env):
+    # A library may read a variable that is not the node's own while it is imported.
+    foreign = {name for name in env if env[name] != os.environ.get(name) and not name.startswith("NPU_NODE_")}
+    if foreign or not hasattr(os, "fork"):
+        return subprocess.Popen([*NPU_NODE, *command], stdout=subprocess.PIPE, text=True, env=env)
+    return fork_node(command, env)
+
+
 def started(command, env, stderr=None):
-    process = subprocess.Popen([*NPU_NODE, *command], stdout=subprocess.PIPE, stderr=stderr, text=True, env=env)
+    """A node, or a command, in a process of its own, ended with the block."""
+    return _ended(subprocess.Popen([*NPU_NODE, *command], stdout=subprocess.PIPE, stderr=stderr, text=True, env=env))
+
+
+@contextlib.contextmanager
+def _ended(process):
     try:
         yield process
     finally:

@@ -71,7 +71,6 @@ def _profile(settings: BoundedSettings, *, examined: bool) -> tuple[Profile, Cal
 
 
 def _app(node: Node, service: JobService) -> web.Application:
-    """Return the application of the bounded profile: its own routes and nothing else."""
     # The log has method, path, status and time alone: a request has no id, least of all one that its caller wrote.
     log_request = log_requests(lambda _request: "-")
     # Neither the keys nor the names that NPU_NODE_* may admit open this profile.

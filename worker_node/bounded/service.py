@@ -103,7 +103,6 @@ class JobService:
 
     @property
     def initial_load_ms(self) -> float | None:
-        """How long loading and compiling took; None before."""
         loaded = self.engine.loaded if self._services.manager.models else None
         return None if loaded is None else _ms(loaded.seconds)
 
@@ -121,10 +120,8 @@ class JobService:
         return {"emulated": True} if self.npu.emulated else {}
 
     async def ready(self) -> None:
-        """Wait, as long as a cold compile may take, until the model is loaded.
-
-        Raises EngineUnavailable when it is not and will not be soon, InsufficientMemory, DeadlineExceeded when it takes
-        too long.
+        """Wait, as long as a cold compile may take, until the model is loaded. Raises EngineUnavailable when it is not,
+        InsufficientMemory, DeadlineExceeded.
         """
         # The placement's word, not the engine's: that one may not have had its turn to be loaded yet.
         until = time.monotonic() + self._load_timeout_s
@@ -134,10 +131,9 @@ class JobService:
             raise EngineUnavailable(f"{self.model_id} on NPU: {status.reason}", retry_after=status.retry_after)
 
     async def run(self, request: JobRequest) -> BoundedResult:
-        """Run a job.
+        """Run a job. The result has an `error`, whatever was generated, unless the counter moved.
 
-        The result has an `error`, whatever was generated, unless the counter moved. Raises EngineUnavailable,
-        DeviceUnavailable or DeadlineExceeded when nothing could be generated.
+        Raises EngineUnavailable, DeviceUnavailable or DeadlineExceeded when nothing could be generated.
         """
         began = time.monotonic()
         was_loaded = self.loaded
@@ -150,7 +146,7 @@ class JobService:
             extra: dict[str, Any] = {}
             text = shaped = None
             # The second time not greedily: that would be the same answer again.
-            for temperature in (0.0, 0.7) if request.job.retried else (0.0,):
+            for temperature in (0.0, 0.7):
                 if before.value is not None and not shaped:
                     text, extra = await self._generate(request, began, deadline, temperature)
                     shaped = request.job.shape(text)
@@ -413,9 +409,7 @@ async def smoke(service: JobService, request: JobRequest) -> dict[str, Any]:
         "output_characters": len(payload["text"] or ""),
         "load_ms": payload["timing_ms"]["initial_load"],
         "generate_ms": payload["timing_ms"]["generate"],
-        "npu_busy_before_us": payload["npu_busy_before_us"],
-        "npu_busy_after_us": payload["npu_busy_after_us"],
-        "npu_busy_delta_us": payload["npu_busy_delta_us"],
+        **{name: payload[name] for name in ("npu_busy_before_us", "npu_busy_after_us", "npu_busy_delta_us")},
         "warnings": [f"the delta is not exclusive: {warning}" for warning in warnings],
     }
 

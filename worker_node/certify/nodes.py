@@ -136,16 +136,13 @@ class RunningNode:
         return found
 
     def model(self) -> Json:
-        """What /health says of the model."""
         found: Json = self.health()["models"][0]
         return found
 
     def post(self, path: str, body: Json) -> Json:
-        """The reply to a call with a JSON body that names the model."""
         return self._read(lambda: self.http.post(path, json={"model": self.id, **body}))
 
     def tokenize(self, text: str) -> list[int]:
-        """The token ids of a text, as a part of a prompt."""
         if text not in self._tokenized:
             self._tokenized[text] = self.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
         return self._tokenized[text]
@@ -199,13 +196,11 @@ class RunningNode:
         return str(self.transcribe(recording)["text"])
 
     def transcribe(self, recording: bytes) -> Json:
-        """The reply to a recording (WAV)."""
         form = {"file": ("recording.wav", recording, "audio/wav")}
         fields = {"model": self.id, "temperature": "0"}
         return self._read(lambda: self.http.post("/v1/audio/transcriptions", files=form, data=fields))
 
     def description(self, image: str) -> str:
-        """What the model says of an image, given as a data URL."""
         parts: list[Json] = [
             {"type": "image_url", "image_url": {"url": image}},
             {"type": "text", "text": "Which colour is this?"},

@@ -73,7 +73,6 @@ class Reference:
 
     @property
     def origin(self) -> str:
-        """Where the answers that were asked for came from."""
         made_here = self._asked - self._stored
         if not made_here:
             return "stored" if self._asked else "nothing"

@@ -20,7 +20,6 @@ _EMULATED = "Emulated on a CPU: this says nothing about real hardware."
 
 
 def summary(passport: Passport) -> str:
-    """What an issue can take, in Markdown."""
     facts = "; ".join(f"{name} {value}" for name, value in _facts(passport).items())
     lines = [f"### {_heading(passport)}", "", facts, ""]
     if passport.emulated:
@@ -31,7 +30,6 @@ def summary(passport: Passport) -> str:
 
 
 def page(passport: Passport) -> str:
-    """The report as HTML."""
     heading = escape(_heading(passport))
     facts = {**_facts(passport), "node": passport.node, "model hash": passport.model_hash}
     checks = [

@@ -145,7 +145,6 @@ def _power(settings: NodeSettings) -> Power:
 
 
 def _doctor(run: Run) -> CheckResult:
-    """What `npu-node doctor --require npu` finds."""
     found = examine(
         ExaminedMachine(kernel_log=read_kernel_log()), run.probe, cache=run.settings.compile_cache.expanduser()
     )

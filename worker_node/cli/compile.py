@@ -50,7 +50,7 @@ def _compile(args: argparse.Namespace) -> int:
 
     logging.basicConfig(level="WARNING", format="%(message)s")
     # What it says of an engine that cannot be loaded is the error of this command.
-    logging.getLogger("worker_node.engines.process").setLevel("CRITICAL")
+    logging.getLogger("worker_node.engines.supervisor").setLevel("CRITICAL")
     settings = settings_source(args).read()
     installed, wanted = _model(args, settings)
     record = asyncio.run(compile_ahead(installed, wanted, settings, args.out, args.platform))

@@ -37,11 +37,10 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    """Print the findings; 0 if none is an error."""
     import asyncio
     from dataclasses import asdict, replace
 
-    from worker_node.cli.output import print_json
+    from worker_node.cli.output import documentation, print_json
     from worker_node.cli.serve import load_bounded_settings
     from worker_node.devices.probe import probe
     from worker_node.doctor.checks import check_cpu, examine, healthy
@@ -62,6 +61,11 @@ def _doctor(args: argparse.Namespace) -> int:
             print(f"{_MARKS[finding.severity]}  {finding.id}: {finding.found}")
             if finding.fix:
                 print(f"         fix: {finding.fix}")
+        if (
+            any("docs/" in finding.found + finding.fix for finding in findings)
+            and (pages := documentation()) is not None
+        ):
+            print(f"docs/: {pages}")
         if args.require is None and healthy(findings):
             print("nothing keeps a node from serving here; with --require npu the NPU's warnings are errors")
     return 0 if healthy(findings) else 1

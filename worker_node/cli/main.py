@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from worker_node import __version__
-from worker_node.cli.output import say
+from worker_node.cli.output import documentation, say
 from worker_node.core.errors import INSTALL_EXTRA, NodeError
 
 # The commands that call a running node.
@@ -37,6 +37,8 @@ def build_parser() -> argparse.ArgumentParser:
     from worker_node.cli import bounded, certify, compile, doctor, models, pull, run, serve  # noqa: A004
 
     parser: argparse.ArgumentParser = _Parser(prog="npu-node", description="An inference node beside an Intel NPU.")
+    if (pages := documentation()) is not None:
+        parser.epilog = f"docs/ in messages: {pages}"
     parser.add_argument("--version", action="version", version=f"npu-node {__version__}")
     # Without a command the help is shown, with status 0.
     parser.set_defaults(run=None, parser=parser)

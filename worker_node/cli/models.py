@@ -115,7 +115,7 @@ def _list_catalog(args: argparse.Namespace) -> int:
         (
             row["name"],
             row["kind"],
-            "unknown" if row["download"] is None else megabytes(row["download"]),
+            f"~{megabytes(row['estimated_download'])}" if row["estimated_download"] else megabytes(row["download"]),
             megabytes(row["size"]),
             row["quantization"] or "",
             "yes" if "NPU" in row["devices"] else "no",
@@ -127,7 +127,7 @@ def _list_catalog(args: argparse.Namespace) -> int:
     print("\n".join([table(head, cells), *damaged]))
     has = "has an NPU" if any(ACCEL_DEVICES.glob("accel*")) else "has no NPU"
     print(f"\nNPU: whether an NPU takes the weights; all models run on a CPU. This machine {has}.")
-    print("An unknown download: npu-node pull --check NAME asks the hub.")
+    print("~: estimated; npu-node pull --check NAME asks the hub.")
     print(f"store: {store.root}")
     return 0
 
@@ -154,6 +154,7 @@ def _catalog_row(name: str, directory: Path | None, entry: CatalogEntry | None) 
         "licence": known.licence if known else "unknown",
         "source": str(known.source) if known else "unknown",
         "download": getattr(entry.source, "size", None) if entry else None,
+        "estimated_download": entry.estimated_download if entry else None,
         "run_here": entry.run_here if entry else "nothing",
     }
 
@@ -180,9 +181,9 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _not_installed(entry: CatalogEntry) -> dict[str, Any]:
-    """A model of the catalog as `describe` does; the hub has to be asked for a size that the catalog lacks."""
-    download = getattr(entry.source, "size", None)
-    asked = "" if download else f" (its size: npu-node pull --check {entry.id})"
+    """A model of the catalog as `describe` does; only the hub knows the exact size of its own."""
+    size = entry.estimated_download
+    asked = f" (about {megabytes(size)}; exactly: npu-node pull --check {entry.id})" if size else ""
     return {
         "id": entry.id,
         "state": "not installed",
@@ -192,7 +193,7 @@ def _not_installed(entry: CatalogEntry) -> dict[str, Any]:
         "context": entry.context_limit,
         "source": str(entry.source),
         "aliases": list(entry.aliases),
-        "download": download,
+        "download": getattr(entry.source, "size", None),
         "install": f"npu-node pull {entry.id}{asked}",
     }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import re
 import ssl
 import sys
 from collections.abc import Callable, Iterator
@@ -31,7 +30,6 @@ CERT_VARIABLE = "NPU_NODE_CLIENT_CERT"
 CLIENT_KEY_VARIABLE = "NPU_NODE_CLIENT_KEY"
 # The value that keeps commands from looking for a node: they work on the store.
 NO_NODE = "none"
-_URL = re.compile("https?://[^/:]", re.IGNORECASE)
 # What to do about a certificate, by OpenSSL's code of its problem: another name, another address, expired.
 _ANOTHER_NAME = f"set {URL_VARIABLE} to a name that it has"
 _REMEDIES = {62: _ANOTHER_NAME, 64: _ANOTHER_NAME, 10: "renew it (tls_cert of the node)"}
@@ -84,7 +82,6 @@ class NodeClient:
         return [self._checked(model) for model in self.call("GET", "/models")["models"]]
 
     def model(self, name: str) -> dict[str, Any]:
-        """One model, as of `models`."""
         return self._checked(self.call("GET", model_path(name)))
 
     def _checked(self, model: Any) -> dict[str, Any]:
@@ -252,20 +249,21 @@ def node_or_none(args: argparse.Namespace) -> Iterator[NodeClient | None]:
 
 
 def _client(args: argparse.Namespace, url: str) -> NodeClient:
-    if url and not _URL.match(url):
-        raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL such as {DEFAULT_URL}")
-    if re.match("https?://[^/?#]*@", url, re.IGNORECASE):
+    try:
+        address = httpx2.URL(url or DEFAULT_URL)
+    except httpx2.InvalidURL as error:
+        raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL ({error})") from error
+    if address.userinfo:
         raise ConfigurationError(f"{URL_VARIABLE} must have no user and password: the key is {KEY_VARIABLE}")
+    if address.scheme not in {"http", "https"} or not address.host:
+        raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL such as {DEFAULT_URL}")
 
     key = os.environ.get(KEY_VARIABLE)
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigurationError(
             f"{KEY_VARIABLE} has a line break or another character that cannot be in a header: set it to one key"
         )
-    try:
-        return NodeClient(url or DEFAULT_URL, key, _tls_context(args))
-    except httpx2.InvalidURL as error:
-        raise ConfigurationError(f"{URL_VARIABLE}: {url!r} is not a URL ({error})") from error
+    return NodeClient(url or DEFAULT_URL, key, _tls_context(args))
 
 
 def where_no_node_runs() -> str:

@@ -46,7 +46,6 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """`--config`, for every command that needs the node's settings."""
     parser.add_argument(
         "--config",
         type=Path,

@@ -42,10 +42,7 @@ class BadRequest(NodeError):
 
 
 class ContextLengthExceeded(BadRequest):
-    """The prompt, or prompt and output together, fit no placement of the model.
-
-    `tokens` is the prompt's length, of which `limit` would be taken, where both are known.
-    """
+    """The prompt of `tokens`, or prompt and output together, fit no placement, which takes at most `limit`."""
 
     code = "context_length_exceeded"
 
@@ -171,10 +168,7 @@ class EngineUnavailable(Retryable):
 
 
 class EngineDied(EngineUnavailable):
-    """The engine process ended while it held the request.
-
-    The request can be run again, unless parts of the answer were sent.
-    """
+    """The engine process ended while it held the request, which can be run again."""
 
 
 class ModelLoading(Retryable):
@@ -199,8 +193,6 @@ class InsufficientStorage(NodeError):
 
 
 class Draining(Retryable):
-    """This node has been asked to stop and takes no new work."""
-
     code = "draining"
 
 
@@ -255,6 +247,12 @@ class DownloadFailed(ModelError):
     """
 
     status = 424
+
+
+class HubUnreachable(DownloadFailed):
+    """No hub or package index answers: the network's fault, not the node's."""
+
+    code = "hub_unreachable"
 
 
 class HashMismatch(ModelError):

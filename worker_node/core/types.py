@@ -16,8 +16,6 @@ import msgspec
 
 
 class Device(StrEnum):
-    """Where a model can run."""
-
     NPU = "NPU"
     GPU = "GPU"
     CPU = "CPU"

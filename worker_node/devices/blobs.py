@@ -97,10 +97,7 @@ def read_record(directory: Path) -> BlobRecord:
 def check_blobs(
     directory: Path, record: BlobRecord, here: Mapping[str, Any], names: Iterable[str], *, runs: bool | None = None
 ) -> None:
-    """Raise BlobRejected unless the blobs `names` of a directory were compiled for what is `here` and are unchanged.
-
-    `runs` is whether the device says that it runs them; None: it does not say.
-    """
+    """Raise BlobRejected unless blobs are unchanged and compiled for `here`; `runs` is what the device says."""
     made = record.origin
     if runs is False:
         needs = ", ".join(sorted(set(record.requirements.values())))
@@ -258,10 +255,7 @@ def describe_npu(core: ov.Core, *, emulated: bool) -> tuple[str, str | None]:
 
 
 def require_npu(core: ov.Core, plugin_config: Mapping[str, Any], *, emulated: bool) -> None:
-    """Raise RuntimeError, with the devices that there are, when OpenVINO sees no NPU and none is emulated.
-
-    With `NPU_PLATFORM` set, the model is compiled for another machine's NPU, and only a compiler is needed here.
-    """
+    """Raise RuntimeError without an NPU; for `NPU_PLATFORM`, another machine's, without a compiler."""
     if "NPU_PLATFORM" in plugin_config and read_property(core, "NPU_COMPILER_VERSION") is None:
         raise RuntimeError(
             "OpenVINO has no NPU compiler on this machine: its wheel for Windows has one, and on Linux the NPU's "

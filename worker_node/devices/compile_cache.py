@@ -46,10 +46,7 @@ class CacheKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def model_hash(directory: Path, names: Iterable[str], stamped: Iterable[str] = ()) -> str:
-    """SHA-256 over the files of those names that the model directory has.
-
-    Of the `stamped` ones, which take too long to read, the size and the time of the last change stand for the content.
-    """
+    """SHA-256 over the named files; size and time stand for the `stamped` ones, which take too long to read."""
     digest = hashlib.sha256()
     for name in names:
         path = directory / name

@@ -7,7 +7,6 @@ processor's package (RAPL), which counts all that runs there, the NPU too.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,8 +30,6 @@ _PMT_JOULES = 1 / (1 << 14)
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Where a processor's PMT region holds the energy of its NPU."""
-
     processor: str
     offset: int
     joules_per_count: float = _PMT_JOULES
@@ -52,10 +49,7 @@ REGISTERS = {
 
 @dataclass(frozen=True, slots=True)
 class EnergyCounter:
-    """A counter that begins again at 0 after `counts`.
-
-    `offset` is the place of its 4 bytes in a binary file; None for a file that holds a decimal number.
-    """
+    """A counter that begins again at 0 after `counts`: 4 bytes at the `offset`, else a decimal number."""
 
     path: Path
     joules_per_count: float
@@ -65,14 +59,11 @@ class EnergyCounter:
 
     def read(self) -> int | None:
         try:
-            file = os.open(self.path, os.O_RDONLY)
-            try:
+            with self.path.open("rb", buffering=0) as file:
                 if self.offset is None:
-                    return int(os.read(file, 32))
-                os.lseek(file, self.offset, os.SEEK_SET)
-                found = os.read(file, 4)
-            finally:
-                os.close(file)
+                    return int(file.read(32))
+                file.seek(self.offset)
+                found = file.read(4)
         except (OSError, ValueError):
             return None
         return int.from_bytes(found, "little") if len(found) == 4 else None
@@ -90,21 +81,11 @@ class EnergyCounter:
         return Energy(joules)
 
 
-@dataclass(frozen=True, slots=True)
-class Unmeasured:
-    """No counter can be read, and why."""
-
-    reason: str
-
-
-UNMEASURED = Unmeasured("not measured")
-
-
 @dataclass(slots=True)
 class EnergyMeter:
-    """Measures run after run: call `begin` before each, and `so_far` in and after it."""
+    """Measures run after run: `begin` before, `so_far` in and after each. `source`: the counter, or why none."""
 
-    source: EnergyCounter | Unmeasured = UNMEASURED
+    source: EnergyCounter | str = "not measured"
     clock: Callable[[], float] = time.monotonic
     _before: int | None = None
     _began: float = 0.0
@@ -114,26 +95,26 @@ class EnergyMeter:
             self._began, self._before = self.clock(), self.source.read()
 
     def so_far(self) -> Energy:
-        if isinstance(self.source, Unmeasured):
-            return Energy(reason=self.source.reason)
+        if isinstance(self.source, str):
+            return Energy(reason=self.source)
         return self.source.energy(self._before, self.source.read(), self.clock() - self._began)
 
 
-def energy_counter(device: Device, *, emulated: bool = False, sysfs: Path | None = None) -> EnergyCounter | Unmeasured:
-    """The counter of a device on this machine, which was read once.
+def energy_counter(device: Device, *, emulated: bool = False, sysfs: Path | None = None) -> EnergyCounter | str:
+    """The counter of a device on this machine, which was read once, or the reason why there is none.
 
     `sysfs` is a directory to read in place of /sys/class: then that is the counter of an emulated NPU, too.
     """
     if emulated and sysfs is None:
-        return Unmeasured("the NPU is emulated")
+        return "the NPU is emulated"
     root = sysfs or SYSFS
     found = _npu_counter(root / "intel_pmt") if device is Device.NPU else _package_counter(root / "powercap")
     if isinstance(found, EnergyCounter) and found.read() is None:
-        return Unmeasured(f"{found.path} cannot be read by this user")
+        return f"{found.path} cannot be read by this user"
     return found
 
 
-def _npu_counter(pmt: Path) -> EnergyCounter | Unmeasured:
+def _npu_counter(pmt: Path) -> EnergyCounter | str:
     unknown = []
     for region in sorted(pmt.glob("telem*")):
         try:
@@ -145,11 +126,11 @@ def _npu_counter(pmt: Path) -> EnergyCounter | Unmeasured:
             return EnergyCounter(telem, register.joules_per_count, _PMT_COUNTS, _NPU_WATTS, register.offset)
         unknown.append(f"{guid:#x}")
     if unknown:
-        return Unmeasured(f"no telemetry region is known here: {', '.join(unknown)}")
-    return Unmeasured(f"no telemetry in {pmt}: the kernel needs intel_pmt_telemetry")
+        return f"no telemetry region is known here: {', '.join(unknown)}"
+    return f"no telemetry in {pmt}: the kernel needs intel_pmt_telemetry"
 
 
-def _package_counter(powercap: Path) -> EnergyCounter | Unmeasured:
+def _package_counter(powercap: Path) -> EnergyCounter | str:
     for zone in sorted(powercap.glob("intel-rapl:[0-9]")):
         try:
             if (zone / "name").read_text().startswith("package"):
@@ -157,7 +138,7 @@ def _package_counter(powercap: Path) -> EnergyCounter | Unmeasured:
                 return EnergyCounter(zone / "energy_uj", 1e-6, counts, _PACKAGE_WATTS)
         except (OSError, ValueError):
             continue
-    return Unmeasured(f"no package's counter in {powercap}: the kernel needs intel_rapl_msr")
+    return f"no package's counter in {powercap}: the kernel needs intel_rapl_msr"
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,7 @@ def available_memory() -> int:
 
 
 def oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """How many processes the kernel has killed for want of memory; None if it reports none of its counts.
-
-    The sum of the machine's count and those of our control groups, so only its growth is meaningful.
-    """
+    """Processes killed for want of memory, by the counts of machine and control groups: only growth counts."""
     files = [f"{proc}/vmstat", *(f"{group}/memory.events" for group in _groups(proc, cgroups))]
     counts = [count for path in files if (count := _statistic(path, b"oom_kill")) is not None]
     return sum(counts) if counts else None

@@ -13,7 +13,7 @@ from typing import Any
 
 from worker_node.core.operating_system import WINDOWS, lock, shared_file, unlock
 from worker_node.core.types import NOT_MEASURED, Busy, Device, Energy
-from worker_node.devices.energy import UNMEASURED, EnergyCounter, EnergyMeter, Unmeasured, energy_counter
+from worker_node.devices.energy import EnergyCounter, EnergyMeter, energy_counter
 
 ACCEL_CLASS = Path("/sys/class/accel")
 ACCEL_DEVICES = Path("/dev/accel")
@@ -44,10 +44,7 @@ def find_npu(accelerators: Path = ACCEL_CLASS) -> Path:
 
 
 def npu_users(proc: Path = Path("/proc"), device: Path | None = None) -> list[int]:
-    """The ids of all processes that have the device (default: the NPU) open, as far as this user may see them.
-
-    Windows does not tell.
-    """
+    """Ids of processes with the device (default: the NPU) open, as far as this user sees; none on Windows."""
     if not proc.is_dir():
         return []
     device = device or ACCEL_DEVICES / find_npu().parent.name
@@ -103,10 +100,7 @@ def with_remedy(error: str) -> str:
 
 
 def version_in(version: str, wanted: str) -> bool:
-    """Whether a version, as 1.16.0.20250328, is in a range, as <1.16 or >=1.13, or is the one that is named, as 1.16.
-
-    Only as many parts are compared as `wanted` has.
-    """
+    """Whether a version, as 1.16.0.2025, is in a range, as <1.16 or 1.16: compared as far as `wanted` goes."""
     sign, bound = re.fullmatch(r"(<=|>=|<|>|)(\d.*)", wanted).groups()  # type: ignore[union-attr]  # a test reads all
     limit = [int(part) for part in re.findall(r"\d+", bound)]
     found = [int(part) for part in re.findall(r"\d+", version)][: len(limit)]
@@ -155,25 +149,18 @@ _READ_EVERY_S = 1.0
 
 @dataclass(slots=True)
 class NpuSource:
-    """Where the counters of the node's NPU are.
-
-    `busy_counter` is the file with the busy time; `stand_in` says that engines advance it themselves.
-    """
+    """The counters of the node's NPU; engines advance a `stand_in` for the busy counter themselves."""
 
     emulated: bool
     busy_counter: Path
     stand_in: bool
-    energy: EnergyCounter | Unmeasured = UNMEASURED
+    energy: EnergyCounter | str = "not measured"
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
     _others: tuple[Reading, Reading, Reading] | None = field(default=None, init=False, repr=False, compare=False)
     _read_at: float = field(default=0.0, init=False, repr=False, compare=False)
 
     def read(self) -> NpuCounters:
-        """All counters: the busy time now, the others at most a second old.
-
-        An emulated device has neither memory nor a frequency of its own; a suspended one has the frequency 0, and is
-        not broken.
-        """
+        """The busy time now, the others at most a second old; a suspended device has the frequency 0."""
         if self.stand_in:
             nothing = Reading(None, "the NPU is emulated")
             return NpuCounters(self.busy_time(), nothing, nothing, nothing, self._energy())
@@ -189,8 +176,8 @@ class NpuSource:
         return NpuCounters(self.busy_time(), *self._others, self._energy())
 
     def _energy(self) -> Reading:
-        if isinstance(self.energy, Unmeasured):
-            return Reading(None, self.energy.reason)
+        if isinstance(self.energy, str):
+            return Reading(None, self.energy)
         count = self.energy.read()
         if count is None:
             return Reading(None, f"{self.energy.path} cannot be read")
@@ -226,10 +213,7 @@ def stand_in_counter() -> Iterator[Path]:
 
 
 class StandInWriter:
-    """An engine's hold on the stand-in (see `npu.BusyMeter`): it adds the time that inference ran.
-
-    Raises OSError if the stand-in cannot be opened.
-    """
+    """An engine's hold on the stand-in: it adds the time that inference ran."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
@@ -383,10 +367,7 @@ class OverlappingRuns:
 
 @dataclass(slots=True)
 class Utilisation:
-    """The share of wall time that the NPU was busy between two samples of its counter, at least `shortest_s` apart.
-
-    A sample that comes earlier gets the last share, so that several readers do not disturb each other.
-    """
+    """The busy share between two samples at least `shortest_s` apart; an earlier one gets the last share."""
 
     shortest_s: float = 1.0
     _at: float | None = None

@@ -21,17 +21,15 @@ def uevents() -> socket.socket | None:
     family = getattr(socket, "AF_NETLINK", None)
     if family is None:
         return None
+    found = None
     try:
         found = socket.socket(family, socket.SOCK_DGRAM, _UEVENTS)
-    except OSError as error:
-        log.info("recoveries of the NPU are not heard of: %s (RestrictAddressFamilies of the unit)", error.strerror)
-        return None
-    try:
         found.setblocking(False)
         found.bind((0, _KERNELS_GROUP))
     except OSError as error:
-        found.close()
-        log.info("recoveries of the NPU are not heard of: %s", error.strerror)
+        if found is not None:
+            found.close()
+        log.info("recoveries of the NPU are not heard of: %s (RestrictAddressFamilies of the unit?)", error.strerror)
         return None
     return found
 

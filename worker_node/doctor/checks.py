@@ -208,7 +208,7 @@ def _energy(machine: ExaminedMachine) -> Finding:
     counter = energy_counter(Device.NPU, sysfs=machine.root / "sys/class")
     if isinstance(counter, EnergyCounter):
         return ok("energy-counter", f"{counter.path} can be read: replies name the joules of the NPU")
-    return ok("energy-counter", f"replies name no joules: {counter.reason} (docs/npu.md)")
+    return ok("energy-counter", f"replies name no joules: {counter} (docs/npu.md)")
 
 
 def _access(machine: ExaminedMachine, node: str) -> Finding:
@@ -314,7 +314,6 @@ class WindowsNpu:
 
 
 def windows_npu() -> WindowsNpu | None:
-    """The NPU that Windows lists; None where there is none."""
     found = (WindowsNpu(*device) for device in pci_drivers("8086"))
     return next((npu for npu in found if npu.device in NPUS), None)
 

@@ -25,13 +25,11 @@ RELEASES = "github.com/intel/linux-npu-driver/releases"
 
 @cache
 def known_drivers() -> dict[str, list[dict[str, Any]]]:
-    """The tables of the file, which explains them."""
     file = files("worker_node.doctor").joinpath("driver_pairs.toml")
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def check_driver(driver: str, npu: str, machine: ExaminedMachine, openvino: str | None) -> list[Finding]:
-    """What is known of a driver beside this NPU, kernel, system and OpenVINO."""
     known, kernel, system = known_drivers(), machine.kernel_release(), machine.system()
     here = re.match(r"\d+\.\d+", openvino or "")
     findings = []

@@ -47,7 +47,6 @@ class RowJob(msgspec.Struct, frozen=True, tag="rows", array_like=True):
 def row_job(
     rows: Sequence[Sequence[int]], deadline: float, *, interactive: bool = True, second: Sequence[int] = ()
 ) -> RowJob:
-    """The job for rows of token ids."""
     lengths = [len(row) for row in rows]
     flat = np.fromiter(itertools.chain.from_iterable(rows), TOKEN_DTYPE, count=sum(lengths))
     return RowJob(0, flat.tobytes(), lengths, deadline, interactive, list(second))
@@ -74,7 +73,6 @@ class RowResult(Outcome, frozen=True, array_like=True):
         return True
 
     def rows(self, count: int) -> npt.NDArray[np.float32]:
-        """The output as f32 [count, size]."""
         return np.frombuffer(self.data, VECTOR_DTYPE).reshape(count, -1)
 
 

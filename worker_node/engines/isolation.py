@@ -33,10 +33,7 @@ class _Suspect:
 
 @dataclass(slots=True)
 class Suspects:
-    """The suspects among the requests to one model, over all of its engines.
-
-    The least recently seen go first beyond `capacity`; all are forgotten after `memory_s`.
-    """
+    """The suspects of one model; the least recently seen go beyond `capacity`, all after `memory_s`."""
 
     clock: Callable[[], float] = time.monotonic
     memory_s: float = 600.0

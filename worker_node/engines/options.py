@@ -53,10 +53,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(Options):
-    """Options of one engine, which runs the models of its task on its devices.
-
-    `engine`, a Literal in each declaration, tells them apart; `runner` is the class that runs it, as "module:class".
-    """
+    """Options of one engine; `engine`, a Literal in each, tells them apart, and `runner` is its class."""
 
     devices: ClassVar[frozenset[Device]]
     runner: ClassVar[str]
@@ -68,10 +65,7 @@ class EngineOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class NpuOptions(EngineOptions):
-    """Options of an engine that runs on the NPU; the node sets them there.
-
-    `busy_counter` is the file of the NPU's busy counter, which the engine advances itself if `stand_in`.
-    """
+    """Options that the node sets on the NPU; the engine advances the `busy_counter` itself if `stand_in`."""
 
     busy_counter: str | None = None
     stand_in: bool = False

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Self, cast
+from typing import Any, Generic, Self, cast
 
 import msgspec
 
@@ -113,16 +113,14 @@ class EngineProcess(asyncio.Protocol):
         self._limits = limits
         self._suspects = suspects
         self._liveness = Liveness(limits.liveness, time.monotonic())
-        # When events came, and the latest of them: each look of the watch judges those since the one before.
-        self._heard: deque[tuple[float, Event]] = deque()
         self._memory = memory
         # The kernel's count of kills for memory, at the last two looks: a kill of long ago ended another process.
         self._oom_kills = [memory.oom_kills()] * 2
         self._oom_look: asyncio.TimerHandle | None = None
         self._buffer = FrameBuffer()
-        self._jobs: dict[int, _Held] = {}
+        self._jobs: dict[int, JobResults[Any]] = {}
         # Jobs whose callers have left, and the last native call, which may still work on them.
-        self._left: dict[int, _Held] = {}
+        self._left: dict[int, JobResults[Any]] = {}
         # Those that the device works on, as the engine said last.
         self._working: list[int] = []
         self._ids = itertools.count(1)
@@ -165,10 +163,7 @@ class EngineProcess(asyncio.Protocol):
         return len(self._jobs)
 
     async def load(self) -> Loaded:
-        """Have the engine load its model; it is killed after `load_timeout_s`. The log tells how long it takes.
-
-        Raises LoadRefused, EngineDied, TimeoutError; the process has been killed or ends by itself then.
-        """
+        """Have the engine load its model. Raises LoadRefused, EngineDied, TimeoutError after `load_timeout_s`."""
         self._write(encode(self._spec))
         limit = self._limits.load_timeout_s
         normal = ""
@@ -197,8 +192,7 @@ class EngineProcess(asyncio.Protocol):
         job = msgspec.structs.replace(job, id=next(self._ids))  # type: ignore[type-var]  # each task's job is a struct
         self._write(submission(job))
         self.accepted += 1
-        results = JobResults(self, job, result)
-        self._jobs[job.id] = _Held(job, results, suspect)
+        results = self._jobs[job.id] = JobResults(self, job, result, suspect=suspect)
         return results
 
     def cancel(self, job_id: int) -> None:
@@ -235,7 +229,7 @@ class EngineProcess(asyncio.Protocol):
         if reason is not None:
             jobs, self._jobs, self._left = self._jobs, {}, {}
             for held in jobs.values():
-                held.results.end(EngineUnavailable(f"{self._name}: {reason}"))
+                held.end(EngineUnavailable(f"{self._name}: {reason}"))
         self._write(encode(Shutdown()))
         try:
             async with asyncio.timeout(self._limits.stop_timeout_s):
@@ -264,14 +258,7 @@ class EngineProcess(asyncio.Protocol):
     async def watch(self) -> None:
         """Kill the process when it hangs; return then."""
         while True:
-            now = time.monotonic()
-            while self._heard:
-                at, event = self._heard.popleft()
-                if isinstance(event, NativeCall):
-                    self._liveness.called(event.stage, event.units, at)
-                else:
-                    self._liveness.heard(at)
-            reason, pause = self._liveness.look(now)
+            reason, pause = self._liveness.look(time.monotonic())
             if reason is not None:
                 if stopped(self.pid):
                     self.kill(f"{reason}; the process was stopped from outside (SIGSTOP)", Blame.OUTSIDE)
@@ -304,8 +291,7 @@ class EngineProcess(asyncio.Protocol):
                     case Results():
                         # In place, because this is done for each token.
                         for result in event.results:
-                            if (held := self._jobs.get(result.id)) is not None:
-                                results = held.results
+                            if (results := self._jobs.get(result.id)) is not None:
                                 value = msgspec.msgpack.decode(result.body, type=results.form)
                                 coming, results.coming = results.coming, self._loop.create_future()
                                 results.unread.append(results.coming)
@@ -323,8 +309,10 @@ class EngineProcess(asyncio.Protocol):
         except (CorruptFrame, msgspec.MsgspecError) as error:
             self.kill(f"sent a corrupt frame ({error})")
             return
-        if event is not None:
-            self._heard.append((time.monotonic(), event))
+        if isinstance(event, NativeCall):
+            self._liveness.called(event.stage, event.units, time.monotonic())
+        elif event is not None:
+            self._liveness.heard(time.monotonic())
 
     def _handle(self, event: Loaded | LoadFailed | Failed | Broken | Heartbeat) -> None:
         match event:
@@ -353,7 +341,7 @@ class EngineProcess(asyncio.Protocol):
         held = self._jobs.pop(job_id, None)
         if held is None:
             return
-        held.results.end(error or StopAsyncIteration())
+        held.end(error or StopAsyncIteration())
         if error is None and self._suspects:
             self._suspects.answered(fingerprint(held.job))
 
@@ -403,23 +391,25 @@ class EngineProcess(asyncio.Protocol):
                     f"{self._name}: the request takes down the engine that runs it ({death.reason}); "
                     "do not send it again"
                 )
-            held.results.end(error)
+            held.end(error)
         self._closed.set_result(death)
 
 
 class JobResults(Generic[R]):
-    """The results of one job, within its deadline; see `Engine.run`.
+    """One job that the engine holds, and its results within its deadline; see `Engine.run`.
 
     Each result is a future: `unread` are those that its reader has not asked for, `coming` is the last of all, which
-    has no value yet. No generator, because the event loop keeps a record of each that is started.
+    has no value yet. No generator, because the event loop keeps a record of each that is started. A canary's job is
+    never `suspect`.
     """
 
-    __slots__ = ("_first", "_job", "_process", "_timer", "coming", "form", "unread")
+    __slots__ = ("_first", "_process", "_timer", "coming", "form", "job", "suspect", "unread")
 
-    def __init__(self, process: EngineProcess, job: Job, form: type[R]) -> None:
+    def __init__(self, process: EngineProcess, job: Job, form: type[R], *, suspect: bool) -> None:
         self._process = process
-        self._job = job
+        self.job = job
         self.form = form
+        self.suspect = suspect
         loop = asyncio.get_running_loop()
         self.coming: asyncio.Future[R] = loop.create_future()
         self._first = self.coming
@@ -443,21 +433,13 @@ class JobResults(Generic[R]):
 
     async def aclose(self) -> None:
         self._timer.cancel()
-        self._process.cancel(self._job.id)
+        self._process.cancel(self.job.id)
 
     def _expire(self) -> None:
-        left = self._job.ends - time.monotonic()
+        left = self.job.ends - time.monotonic()
         if self._first.done() and left > 0:
             if left < math.inf:
                 self._timer = asyncio.get_running_loop().call_later(left, self._expire)
             return
-        self._process.cancel(self._job.id)
+        self._process.cancel(self.job.id)
         self.end(DeadlineExceeded("the deadline passed before the engine had finished the request"))
-
-
-class _Held(NamedTuple):
-    """A job that the engine holds. The canary's is never `suspect`."""
-
-    job: Job
-    results: JobResults[Any]
-    suspect: bool

@@ -110,10 +110,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def followed(self) -> bool:
-        """Whether the runner emits again before its next native call, unless a command comes.
-
-        Then both are sent together, so that the edge process wakes once and not twice.
-        """
+        """Whether the runner emits again before its next native call: both travel together and wake the edge once."""
         return False
 
     def parts(self) -> Sequence[JobResult]:
@@ -122,10 +119,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class OutcomeBatch(Outcome, frozen=True):
-    """Outcomes of jobs that ended in one step: they travel in one frame, so that the edge is woken once for all.
-
-    `more`: the runner emits again at once.
-    """
+    """Outcomes of one step in one frame: the edge is woken once. `more`: the runner emits again at once."""
 
     outcomes: Sequence[Outcome]
     more: bool = False
@@ -195,10 +189,7 @@ class NativeCall(msgspec.Struct, frozen=True, tag="native_call", array_like=True
 
 
 class Running(msgspec.Struct, frozen=True, tag="running", array_like=True):
-    """The device works on `jobs`, and on no others, while the engine's loop turns; see also `EngineStats.oldest_run`.
-
-    `jobs` as in `NativeCall`.
-    """
+    """The device works on `jobs`, as in `NativeCall`, and on no others, while the engine's loop turns."""
 
     jobs: list[int]
 

@@ -15,10 +15,7 @@ from worker_node.engines.protocol import EngineState
 
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
-    """Seconds, and how many crashes are too many.
-
-    The window is long, because an engine that takes a minute to load and crashes soon after must be quarantined too.
-    """
+    """Seconds. The window is long: an engine that loads for a minute and crashes soon is quarantined, too."""
 
     first_backoff_s: float = 0.5
     max_backoff_s: float = 30.0

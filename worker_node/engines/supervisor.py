@@ -305,10 +305,7 @@ class Engine:
             self._doubted.set()
 
     async def _serve(self, process: EngineProcess) -> bool:
-        """Look after a ready process until it ends; return whether it was ended because its memory had grown.
-
-        Raises CanaryFailed, and NodeError for an unanswered canary.
-        """
+        """Look after a ready process until it ends; return whether its growth ended it. Raises CanaryFailed."""
         interval, growth = self._limits.canary_interval_s, self._limits.growth
         # After a sleep of the machine, too, the canary is due as soon as it would have been without.
         canary_at = since_boot() + interval

@@ -164,10 +164,7 @@ def reject_required_device(fields: Mapping[str, Any]) -> None:
 
 
 def sift(body: BaseModel, ignored: Ignored, mode: Literal["ignore", "reject"], where: str = "") -> None:
-    """Judge every field of a validated body, or of a part at `where`, that its models do not declare.
-
-    Raises UnsupportedParameter.
-    """
+    """Judge each undeclared field of a validated body, or of its part at `where`. Raises UnsupportedParameter."""
     if not where:
         reject_required_device(body.model_extra or {})
     rules: Table = getattr(body, "rules", {})

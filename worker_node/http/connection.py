@@ -57,7 +57,6 @@ class Connections:
     busy: set[GuardedConnection] = field(default_factory=set)
 
     def accept(self) -> GuardedConnection:
-        """The protocol of a new connection, for `loop.create_server`."""
         return GuardedConnection(self)
 
 

@@ -172,7 +172,6 @@ def timing_ms(timing: Timing, *stages: str) -> dict[str, float | None]:
 
 
 def busy_of(parts: Sequence[Busy]) -> Busy:
-    """The NPU's busy time over the generations of one request."""
     return functools.reduce(Busy.plus, parts)
 
 

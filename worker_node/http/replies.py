@@ -133,7 +133,6 @@ def retry_headers(error: NodeError) -> dict[str, str]:
 
 
 def error_response(error: NodeError) -> web.Response:
-    """The reply to a request of the native API that failed."""
     return json_response({"error": describe(error)}, error.status, retry_headers(error))
 
 

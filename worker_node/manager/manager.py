@@ -290,6 +290,7 @@ class ModelManager:
         except NodeError as error:
             # Its caller may answer nobody any more.
             log.warning("the pull of %s failed: %s", spec.name, error.message)
+            error.model = spec.model_id
             raise
         # The next request looks for its model again, also for one that failed.
         self._rebuilt_at.clear()
@@ -299,10 +300,7 @@ class ModelManager:
                 await self.resolve(failed.name, math.inf)
 
     async def delete(self, name: str, in_use: WhileInUse = WhileInUse.DRAIN, *, deadline: float = math.inf) -> None:
-        """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound, ModelInUse, BadRequest.
-
-        Finding it may take until the `deadline`. A removal that has started continues when the caller leaves.
-        """
+        """Stop serving a model and remove its files, damaged or not. Raises ModelNotFound, ModelInUse, BadRequest."""
         try:
             directory = await self.query_store(lambda store: store.locate(name), deadline)
         except ModelNotFound:

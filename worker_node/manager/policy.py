@@ -25,8 +25,6 @@ class UnitState(StrEnum):
 
 
 class Why(StrEnum):
-    """Why a unit is unloaded."""
-
     EXPIRED = "it was idle for its keep-alive"
     ASKED = "unloading was asked for"
     ROOM = "another model needs its memory"

@@ -89,10 +89,7 @@ class Replacement:
         return self._tasks.start(self._end(model, drain=drain), f"retire {model.id}")
 
     async def remove(self, directory: Path, models: list[ServedModel], *, drain: bool) -> None:
-        """Retire the `models` of a directory and remove it.
-
-        Raises InsufficientStorage, and keeps serving the models, where the directory cannot be written.
-        """
+        """Retire the models of a directory and remove it; raises InsufficientStorage where it cannot be written."""
         # Before anything is retired: a file system that is read-only, or another user's.
         if not all(os.access(written, os.W_OK) for written in (directory, directory.parent)):
             raise InsufficientStorage(

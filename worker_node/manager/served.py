@@ -120,10 +120,7 @@ class ServedModel:
         return ()
 
     async def token_ids(self, text: str, *, special: bool, deadline: float) -> list[int]:  # noqa: ARG002
-        """The token ids of a text, with special ones if `special`; `deadline` is monotonic seconds.
-
-        Raises BadRequest for a model that takes no texts, ContextLengthExceeded, Overloaded, DeadlineExceeded.
-        """
+        """Token ids, with special ones if `special`. Raises BadRequest for a model without texts, and as `text_ids`."""
         raise BadRequest(f"model {self.id} takes no texts, so it has no tokens of them", param="model")
 
     def template(self) -> str:
@@ -189,10 +186,7 @@ class FailedModel:
 
 
 class Names:
-    """The served models by every name that requests may use, and the configured ones that failed.
-
-    They are in the order of the settings; the first of each kind is the default.
-    """
+    """The served models by every name, and the configured ones that failed, in the order of the settings."""
 
     def __init__(self, catalog: Catalog, models: Iterable[ServedModel | FailedModel] = ()) -> None:
         self._catalog = catalog

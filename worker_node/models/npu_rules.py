@@ -163,12 +163,17 @@ class Suitability:
 _ALTERNATIVE = "repositories that end in -int4-cw-ov are made for NPUs"
 
 
-def npu_verdict(source_format: SourceFormat, stored: Mapping[str, Any], *, generates: bool) -> Suitability:
-    """Judge a model that is not here yet by `stored`, the `quantization_config` of its openvino_config.json."""
+def npu_verdict(
+    source_format: SourceFormat, stored: Mapping[str, Any], *, generates: bool, converted: str = "int4_int8"
+) -> Suitability:
+    """Judge a model that is not here yet by `stored`, the `quantization_config` of its openvino_config.json.
+
+    `converted` is the form that a GGUF file would get.
+    """
     if not generates:
         return Suitability(True, ("an encoder: it runs in f16 with static shapes",))
     if source_format is SourceFormat.GGUF:
-        return Suitability(True, ("converted here to int4 and int8, symmetric",))
+        return Suitability(True, (f"converted here to {converted}, symmetric",))
     bits, symmetric = stored.get("bits"), stored.get("sym")
     if bits is None:
         return Suitability(None, (f"nothing says how the weights are stored; {_ALTERNATIVE}",))

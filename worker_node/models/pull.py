@@ -28,6 +28,7 @@ from worker_node.core.errors import (
     ConversionFailed,
     DownloadFailed,
     HashMismatch,
+    HubUnreachable,
     ModelNotFound,
     NodeError,
     SourceRejected,
@@ -56,10 +57,7 @@ from worker_node.models.sources import (
 
 @dataclass(frozen=True, slots=True)
 class PullSpec:
-    """What to make: a model called `model_id`; None is what the source says.
-
-    `name` is what was asked for. `pooling` and `normalize` count for encoders whose files do not specify them.
-    """
+    """What to make of `name`: a model called `model_id`; None is what the source says."""
 
     reference: Reference
     model_id: str
@@ -72,10 +70,7 @@ class PullSpec:
 
 
 def prepare(spec: PullSpec, downloads: Path, work: Path, progress: Progress) -> Path:
-    """Make a model's directory under `work`, and return it; raises a NodeError when a step fails.
-
-    What is downloaded stays in `downloads`, so that the next try continues where this one ended.
-    """
+    """Make a model's directory under `work`; what is downloaded stays in `downloads` for the next try."""
     scratch, target = work / "scratch", work / "model"
     for room in (scratch, target, downloads):
         room.mkdir(parents=True, exist_ok=True)
@@ -303,10 +298,7 @@ class Report:
 
 
 def check(spec: PullSpec, store: Path) -> Report:
-    """Find out from listings and small files what the pull would need, without downloading anything large.
-
-    Raises what the pull would raise before its first large file.
-    """
+    """What a pull would need, from listings and small files. Raises as it would before its first large file."""
     reference, stored = spec.reference, None
     entry = reference if isinstance(reference, CatalogEntry) else None
     origin = reference.source if isinstance(reference, CatalogEntry) else reference
@@ -350,7 +342,14 @@ def check(spec: PullSpec, store: Path) -> Report:
         memory_to_run=int(_SCALES[form] * total),
         memory_available=available,
         context=context if isinstance(context, int) else None,
-        npu=npu_verdict(form, stored if isinstance(stored, dict) else {}, generates=generates),
+        npu=npu_verdict(
+            form,
+            stored if isinstance(stored, dict) else {},
+            generates=generates,
+            converted="int8_sym, or int4_int8_cw if it is large"
+            if spec.device == "npu"
+            else spec.quantization or "int4_int8",
+        ),
         licence=licence,
         problems=tuple(problems),
     )
@@ -372,7 +371,8 @@ _LOG_TAIL = 800
 _DECODER = msgspec.json.Decoder(_Line)
 # Errors of a pull that tell the caller more than that it failed.
 _KINDS: dict[str | None, type[NodeError]] = {
-    kind.__name__: kind for kind in (BadRequest, ConversionFailed, HashMismatch, ModelNotFound, SourceRejected)
+    kind.__name__: kind
+    for kind in (BadRequest, ConversionFailed, HashMismatch, HubUnreachable, ModelNotFound, SourceRejected)
 }
 
 
@@ -447,10 +447,7 @@ def convert(job: ConversionJob, progress: Progress) -> None:
 
 
 async def pull(root: Path, name: str, progress: Progress) -> None:
-    """Install the model that `name` stands for in the store `root`, in a process of its own; see `ModelStore.pull`.
-
-    Cancelling kills everything it started. Raises the NodeError that the pull ended with.
-    """
+    """Run `ModelStore.pull` in a process of its own; cancelling kills all that it started. Raises its NodeError."""
     process = await asyncio.create_subprocess_exec(
         *tethered([sys.executable, "-m", _MODULE, "pull", str(root), name]),
         stdin=asyncio.subprocess.DEVNULL,

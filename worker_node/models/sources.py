@@ -26,8 +26,6 @@ _REPOSITORY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LocalReference:
-    """A file or directory of this machine."""
-
     path: Path
 
     @property
@@ -48,10 +46,7 @@ Reference = CatalogEntry | ForeignReference
 
 
 def parse_reference(name: str, catalog: Catalog) -> Reference:
-    """What `name` stands for; the catalog comes first. Makes no network calls.
-
-    Raises ModelNotFound for none of the known forms, BadRequest for a path that cannot be.
-    """
+    """What `name` stands for, the catalog first; makes no network calls. Raises ModelNotFound, BadRequest."""
     name = name.strip()
     if (entry := catalog.find(name)) is not None:
         return entry
@@ -152,10 +147,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a repository at one commit, `revision`, and what the hub says of them.
-
-    `gguf` is its summary of GGUF files, where it has one; `architectures` are those of `config.json`.
-    """
+    """The files of a repository at one commit; `gguf` and `architectures` are what the hub says of them."""
 
     name: str
     revision: str
@@ -191,8 +183,6 @@ _NOT_WHOLE = re.compile(r"-\d{5}-of-\d{5}\.gguf$|mmproj", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The files to fetch, and the conversion that they need."""
-
     format: SourceFormat
     files: tuple[RemoteFile, ...]
 

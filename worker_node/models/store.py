@@ -209,11 +209,7 @@ class ModelStore:
         return model
 
     def pull(self, spec: PullSpec | str, progress: Progress | None = None) -> InstalledModel:
-        """Download, verify and convert a model; does nothing when it is installed.
-
-        Raises ModelNotFound, BadRequest, SourceRejected or another ModelError. The store is then as it was, and what
-        was downloaded is kept for the next try.
-        """
+        """Download, verify and convert a model unless it is installed. Raises a ModelError, or as `pull_spec`."""
         if isinstance(spec, str):
             spec = self.pull_spec(spec)
         try:

@@ -233,11 +233,7 @@ class Admission:
         return min(job.work.limit - job.generated, max(self.mean_answer - job.generated, job.generated))
 
     def permit(self, units: int, deadline: float, *, work: TokenCost | None = None, interactive: bool = True) -> Permit:
-        """Hold a permit for `units` while the block runs; batch work may take three quarters of the places.
-
-        Entering raises Overloaded when the queue is full or the deadline would pass in it, DeadlineExceeded when it has
-        passed.
-        """
+        """Hold a permit for `units` while the block runs. Entering raises Overloaded, DeadlineExceeded."""
         return Permit(self, units, deadline, work or TokenCost(), interactive=interactive)
 
     @contextmanager

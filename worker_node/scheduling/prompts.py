@@ -183,10 +183,7 @@ def end_of_part(prompt: PendingPrompt[J], step_tokens: int, free: int) -> int:
 
 @dataclass(slots=True)
 class PrefillMeter:
-    """The prompt tokens that were computed since `take`, and the seconds of the steps that they took.
-
-    A step also generates a token for each running answer, which counts like one of a prompt.
-    """
+    """Prompt tokens computed since `take`, and their share of the seconds of steps that generate, too."""
 
     tokens: int = 0
     seconds: float = 0.0

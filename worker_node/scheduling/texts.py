@@ -111,10 +111,7 @@ class _Lane:
 
 @dataclass(slots=True)
 class TextQueue:
-    """All waiting texts of an encoder's engine. A run holds texts of one priority.
-
-    Interactive texts go first; batch texts are guaranteed a share of the tokens that are computed while both wait.
-    """
+    """Interactive texts go first, and batch texts have a share; a run holds texts of one priority."""
 
     _interactive: _Lane = field(default_factory=_Lane)
     _batch: _Lane = field(default_factory=_Lane)

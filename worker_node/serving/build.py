@@ -206,10 +206,7 @@ def build_on_demand(machine: Machine, installed: InstalledModel) -> ServedModel:
 
 
 class UnusableFiles(ConfigurationError):
-    """The model's files are missing or damaged, or no device may run them.
-
-    `installed`: some are there; `excluded`: the devices that may not.
-    """
+    """Files are missing or damaged (`installed`: some are there), or no device may run them (`excluded`)."""
 
     def __init__(self, reason: str, *, installed: bool = True, excluded: Sequence[ExcludedPlacement] = ()) -> None:
         super().__init__(reason)

@@ -182,10 +182,7 @@ _TEXTS_AT_ONCE = 64
 
 
 class RowTokenizer:
-    """Texts and pairs of texts to rows of at most `limit` token ids, special ones included, counted exactly.
-
-    `whole` is the tokenizer itself, which cuts nothing.
-    """
+    """Texts and pairs to rows of at most `limit` token ids; `whole` is the tokenizer, which cuts nothing."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         self.limit = limit

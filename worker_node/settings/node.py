@@ -415,8 +415,8 @@ class NodeSettings(BaseSettings):
         problem = "must be an address such as 127.0.0.1, or 0.0.0.0 for all; it is empty"
         if self.host:
             problem = (
-                f"binding {self.host} would serve anyone who can reach it: set NPU_NODE_API_KEYS or _API_KEYS_FILE, or "
-                "NPU_NODE_ALLOW_UNAUTHENTICATED=true if something else guards the port"
+                f"binding {self.host} would serve anyone who can reach it: set NPU_NODE_API_KEYS or "
+                "NPU_NODE_API_KEYS_FILE, or NPU_NODE_ALLOW_UNAUTHENTICATED=true if something else guards the port"
             )
         if self.faults is not None and not (self.npu_emulation or self.allow_faults):
             raise ValueError("faults are for nodes with npu_emulation, or with allow_faults, and this one has neither")

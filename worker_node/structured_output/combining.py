@@ -34,9 +34,7 @@ class _Contradiction(ValueError):
 
 
 class Combiner:
-    """Expands the schemas of one document. `dropped` is called for a refusal of a keyword that may be left out, and
-    raises it if it may not.
-    """
+    """Expands the schemas of one document. `dropped` takes the refusal of a keyword, or raises it."""
 
     def __init__(self, budget: Budget, references: References, dropped: Callable[[CannotEnforce], None]) -> None:
         self._budget = budget
@@ -120,8 +118,7 @@ class Combiner:
         return all(held is option for option, held in self._held_apart(parts, path))
 
     def _held_apart(self, parts: list[Any], path: str) -> Iterator[tuple[Schema, Schema | None]]:
-        """Each alternative, and the same with the property required that tells it from the other parts; None if none
-        does."""
+        """Each alternative, and the same with the property required that tells it apart; None if none does."""
         choices = [self.alternatives(part, f"{path}.oneOf[{i}]") for i, part in enumerate(parts)]
         for index, options in enumerate(choices):
             others = [other for place, one in enumerate(choices) if place != index for other in one]

@@ -209,10 +209,7 @@ class Rules:
         return "\n".join([f"root ::= {root}", *bodies]) + "\n"
 
     def repeated(self, item: str, least: int, most: int | None) -> str:
-        """The EBNF of `least` to `most` items (None: any number); `item` is the name of a rule.
-
-        A range of more than 64 ends up to three items early.
-        """
+        """`least` to `most` items (None: any number) of a rule. A range above 64 ends up to three items early."""
         parts = self._exactly(item, least)
         if most is None:
             parts.append(f"{item}*")

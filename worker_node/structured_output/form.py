@@ -24,10 +24,7 @@ _COLONS = (": ", ":")
 
 
 class FormPart(msgspec.Struct, frozen=True):
-    """A JSON schema, not checked yet, and where it stands in the request.
-
-    Where it is not `strict`, keywords that cannot be enforced are dropped.
-    """
+    """A JSON schema and its place in the request. Unless `strict`, what cannot be enforced is dropped."""
 
     schema: Any
     where: str
@@ -187,10 +184,7 @@ class _Writer:
             return "object"
 
     def text_with_calls(self, form: CallForm) -> str:
-        """Text that is free until a call begins in it.
-
-        The runtime watches for the beginnings itself (`TagDispatch`), so free text costs no tests of the vocabulary.
-        """
+        """Text that is free until a call begins in it: the runtime watches for the beginnings (`TagDispatch`)."""
         if form.tags is not None:
             opening, closing = form.tags
             beginnings = [(opening, self._rules.add("inside", f"ws {self._between_tags(form)} ws {literal(closing)}"))]

@@ -51,10 +51,7 @@ class PatternRefused(ValueError):
 
 
 def term_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None], writing: Writing = JSON_STRING) -> str | None:
-    """The EBNF of a language as its term stands, or of its automaton; None if it is empty. Rules are added to `rules`.
-
-    Raises PatternRefused.
-    """
+    """The EBNF of a term as it stands, or of its automaton; None if it is empty. Raises PatternRefused."""
     if term == NOTHING:
         return None
     try:
@@ -68,10 +65,7 @@ def term_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None], writing: W
 
 @lru_cache(maxsize=256)
 def pattern_term(pattern: str, *, search: bool) -> Term:
-    """The texts that match as a whole or, with `search`, those in which the expression is found.
-
-    They match in every dialect of regular expressions. Raises PatternRefused.
-    """
+    """What matches as a whole or, with `search`, in a part, in every dialect. Raises PatternRefused."""
     if len(pattern) > MAX_PATTERN_CHARACTERS:
         raise PatternRefused(f"it has {len(pattern)} characters, the bound here is {MAX_PATTERN_CHARACTERS}")
     around = EVERYTHING if search else EMPTY
@@ -351,7 +345,8 @@ class _Deterministic:
             raise _Ambiguous(
                 f"a count above {_MAX_REPEAT}, or above {_MAX_NESTED_REPEAT} of something that is counted itself"
             )
-        if empty or (least != most and _meet(first, following)):
+        follow_alike = any(low <= end and start <= high for low, high in first for start, end in following)
+        if empty or (least != most and follow_alike):
             raise _Ambiguous(
                 "a repetition may be followed by the same characters, so that a text can be split between them in "
                 "many ways; put a fixed other character between them"
@@ -383,10 +378,6 @@ def _first(term: Term) -> tuple[tuple[tuple[int, int], ...], bool]:
             first, empty = _first(inner)
             return first, empty or least == 0
     raise _Ambiguous("a condition on what follows can be enforced by an automaton only")
-
-
-def _meet(one: Ranges, other: Ranges) -> bool:
-    return any(low <= end and start <= high for low, high in one for start, end in other)
 
 
 def _counts(term: Term) -> bool:

@@ -159,11 +159,7 @@ def matches(term: Term, value: str, spend: Callable[[], None]) -> bool:
 
 
 def regular_to_ebnf(term: Term, rules: Rules, spend: Callable[[], None], writing: Writing = JSON_STRING) -> str | None:
-    """The name of a rule for the language, inside a JSON string without the quotes or otherwise written; None if it is
-    empty.
-
-    Texts with characters that the writing leaves out are left out. Raises TooManyStates.
-    """
+    """A rule for the texts that can be written so; None if there are none. Raises TooManyStates."""
     key = term, id(writing)
     if key not in rules.automata:
         rules.automata[key] = _automaton(term, rules, spend, writing)

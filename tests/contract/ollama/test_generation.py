@@ -1,7 +1,5 @@
 """/api/generate and /api/chat."""
 
-import json
-
 import pytest
 
 from tests.support.events import ndjson
@@ -58,25 +56,6 @@ async def test_raw_skips_the_template_and_system_is_a_first_message(http, node):
         options={"num_predict": 4},
     )
     assert system["response"] == turns["message"]["content"]
-
-
-async def test_a_format_is_held_to(http, node):
-    schema = {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "minimum": 0}},
-        "required": ["city", "people"],
-    }
-    options = {"num_predict": 100, "temperature": 1.5, "seed": 3}
-    _, body = await call(http, node, "chat", messages=CAPITAL, format=schema, options=options)
-    answer = json.loads(body["message"]["content"])
-    assert set(answer) == {"city", "people"}
-    names = {"type": "array", "items": {"enum": ["a", "b"]}, "contains": {}, "prefixItems": [{"enum": ["a"]}]}
-    reply, body = await call(http, node, "chat", messages=CAPITAL, format=names, options=options)
-    assert reply.status == 200
-    assert reply.headers["X-NPU-Node-Ignored"] == "format.contains"
-    assert json.loads(body["message"]["content"])[:1] in ([], ["a"])
-    _, body = await call(http, node, "generate", prompt="A person as JSON", format="json", options=options)
-    assert body["response"].startswith("{")
 
 
 @pytest.mark.parametrize(

@@ -99,13 +99,6 @@ async def test_unloading_an_unloaded_model_does_not_load_it(http, own_node, rout
     assert own_node.engine_pids()["all-minilm-l6-v2"] is None
 
 
-@pytest.mark.parametrize("route", ["create", "copy", "push"])
-async def test_what_is_not_offered_says_so(http, node, route):
-    reply, body = await post(http, f"{node.url}/api/{route}", model="x")
-    assert reply.status == 501
-    assert set(body) == {"error"}
-
-
 async def test_errors_have_ollamas_form_below_api_only(http, node):
     async with http.get(node.url + "/api/nothing") as reply:
         assert reply.status == 404

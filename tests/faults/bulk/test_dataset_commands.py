@@ -9,6 +9,7 @@ import pytest
 from backend_client.bulk.stores import LocalStore
 from backend_client.cli.main import main
 from backend_client.testing import status
+from backend_client.testing.node import WRITER
 from tests.faults.bulk.data_sets import make_input
 
 ARGUMENTS = ["--rows-per-fragment", "100", "--max-rejected", "0.1"]
@@ -75,10 +76,8 @@ def test_a_new_job_is_not_begun_among_data_of_another(source, tmp_path, capsys, 
         ("embed", ["--keep-columns", ""], "--keep-columns names columns"),
         ("embed", ["--patience", "nan"], "patience must be a number of seconds"),
         ("embed", ["--timeout", "inf"], "timeout must be at most 999999 seconds, got inf"),
-        ("embed", ["--window", "two"], "invalid int value: 'two'"),
         ("generate", ["--max-tokens", "-1"], "max_tokens must be at least 1, got -1"),
         ("generate", ["--temperature", "nan"], "temperature must be from 0 to 2, got nan"),
-        ("generate", ["--top-p", "7"], "top_p must be from 0 to 1, got 7.0"),
     ],
 )
 def test_wrong_flags_are_refused_before_any_work(source, tmp_path, capsys, command, more, message):
@@ -106,6 +105,7 @@ def test_prompts_and_conversations_are_answered(fleet, tmp_path):
         for row in rows:
             asked = row["prompt"] if column == "prompt" else json.loads(row["messages"])
             assert json.loads(row["generated_text"])["asked"] == asked
+            assert (row["node"] in fleet.urls, row["model"]) == (True, WRITER)
     fleet.assert_sent("/inference", max_new_tokens=9)
     fleet.assert_sent("/v1/chat/completions", max_tokens=9)
 
@@ -156,8 +156,8 @@ def test_a_schema_that_is_none_ends_the_job_before_it_starts(fleet, source, tmp_
 
 
 def test_a_node_that_refuses_the_key_ends_the_job_at_once(fleet, source, tmp_path, capsys):
-    fleet[0].script(*[status(401, "invalid_api_key")] * 50)
-    fleet[1].script(*[status(401, "invalid_api_key")] * 50)
+    for node in fleet:
+        node.script(*[status(401, "invalid_api_key")] * 50)
     assert main(["embed-dataset", source, str(tmp_path / "out"), *ARGUMENTS]) == 1
     assert "API key" in capsys.readouterr().err
 

@@ -1,12 +1,14 @@
 """A driver that is ended anywhere loses no row and repeats none: the next run completes the output."""
 
+import asyncio
+
 import pytest
 
-from tests.faults.bulk.data_sets import assert_whole, rows_of
+from backend_client.bulk import BulkRequest, ExitCode, status
+from tests.faults.bulk.data_sets import ROWS_PER_GROUP, assert_whole, rows_of
 from tests.faults.bulk.steps import STEPS
 
 SIGKILL = -9
-INTERRUPTED = 130
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -77,7 +79,7 @@ def test_shards_together_do_every_row_and_the_last_one_completes_the_job(starter
 def test_an_interrupted_driver_says_so_and_is_continued(starter, tmp_path, step, sign):
     started, source, texts = starter
     out = tmp_path / "out"
-    assert started.run(source, out, step=step, sign=sign) == INTERRUPTED
+    assert started.run(source, out, step=step, sign=sign) == ExitCode.INTERRUPTED
     assert not (out / "_SUCCESS").exists()
     assert started.run(source, out) == 0
     assert_whole(out, texts)
@@ -92,3 +94,17 @@ def test_a_full_disk_ends_the_run_and_keeps_what_is_committed(starter, tmp_path)
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
     assert started.run(source, out) == 0
     assert_whole(out, texts)
+
+
+@pytest.mark.parametrize("row", [0, ROWS_PER_GROUP])
+def test_a_fragment_that_kills_the_process_holds_up_no_other_in_three_runs(starter, tmp_path, row):
+    started, source, texts = starter
+    out = tmp_path / "out"
+    # Beside another fragment, alone before that one, and after it.
+    assert [started.run(source, out, deadly=row) for _ in range(3)] == [SIGKILL] * 3
+    assert set(texts) - set(rows_of(out)) == set(texts[row : row + ROWS_PER_GROUP])
+    request = BulkRequest(kind="embed", source=str(source), out=str(out), column="text", max_rejected=0.1)
+    assert asyncio.run(status(request)).exit_code is ExitCode.INCOMPLETE
+    assert started.run(source, out) == 0
+    assert_whole(out, texts)
+    assert not [*(out / "_begun").iterdir()]

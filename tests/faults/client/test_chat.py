@@ -8,7 +8,6 @@ from pydantic import BaseModel
 
 from backend_client import InvalidArgument
 from backend_client.errors import InvalidAnswer
-from backend_client.testing import cut
 from tests.faults.scripted_node import ANSWER, TOOL, WRITER, answering, choice, streamed
 
 QUESTION = [{"role": "user", "content": "Where?"}]
@@ -128,14 +127,6 @@ async def test_what_an_answer_took_is_read_at_the_end_of_its_stream(client, pair
     stream = client.stream_chat(QUESTION)
     assert [delta.text async for delta in stream] == ["Bonn"]
     assert (stream.result.npu_busy_delta_us, stream.result.joules) == (5, 0.25)
-
-
-async def test_a_whole_answer_is_retried_although_a_part_of_it_had_come(client, pair):
-    first = (await client.chat(QUESTION)).node
-    next(node for node in pair if node.url == first).script(cut(2))
-    reply = await client.chat(QUESTION)
-    assert reply.text == TEXT
-    assert [attempt.outcome for attempt in reply.attempts] == ["ConnectionLost", "ok"]
 
 
 async def test_tokens_are_counted_by_the_node(client, pair):

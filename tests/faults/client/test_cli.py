@@ -192,12 +192,6 @@ def test_the_dashboard_ends_on_sigterm_as_the_first_process_of_a_container(tmp_p
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_failure_is_one_line_and_status_1(capsys):
-    assert main(["--node", DEAD, "embed", "text"]) == 1
-    err = capsys.readouterr().err
-    assert err.startswith(f"npu-client: no node can serve it: {DEAD} cannot connect")
-
-
 @pytest.mark.parametrize("key", [None, "wrong"])
 def test_a_missing_key_or_a_wrong_one_is_named(monkeypatch, capsys, key):
     async def unless_keyed(request):

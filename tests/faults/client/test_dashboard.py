@@ -41,10 +41,7 @@ async def test_a_node_that_dies_is_down_since_then_and_up_when_it_is_back(pair):
         second = (await page.state())["nodes"][1]
         assert (second["usable"], second["status"], second["since"]) == (False, "unreachable", 1060.0)
         assert second["state"] is None
-        assert second["trouble"]
-        assert second["state_trouble"] == second["trouble"]
-        assert second["breaker"] != "closed"
-
+        assert second["state_trouble"] == second["trouble"] != ""
         dies.health_respond = None
         states[dies.url] = {"kind": "node", "name": "again"}
         await settled(client, dies.url, usable=True)
@@ -112,12 +109,9 @@ async def test_the_state_reaches_the_page(http):
                 if told["state"] and plain["state_trouble"]:
                     break
                 await asyncio.sleep(0.02)
-    assert fleet["kind"] == "fleet"
-    assert told["state"]["name"] == "one"
     # A scripted node has no dashboard, as one of an older version: its /health is known all the same.
     assert "HTTP 404" in plain["state_trouble"]
     assert [model["state"] for model in plain["models"]] == ["ready", "ready"]
-    json.dumps(fleet)
 
 
 @pytest.mark.parametrize(

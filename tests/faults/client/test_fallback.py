@@ -250,18 +250,15 @@ async def test_a_cap_is_kept_for_models_without_a_price(cloud):
     assert len(cloud.requests) == 1
 
 
+def whole_stream(client):
+    async def call(prompt):
+        return [piece async for piece in client.stream(prompt)]
+
+    return call
+
+
 def refusing(status):
     return answering(lambda: web.json_response({"error": {"message": "no"}}, status=status))
-
-
-@pytest.mark.parametrize("status", [400, 413, 422])
-async def test_what_the_cloud_says_about_the_request_is_a_rejection(cloud, status):
-    cloud.respond = refusing(status)
-    async with fallback([DEAD], cloud) as client:
-        with pytest.raises(CloudRejected) as caught:
-            await client.generate("prompt")
-        assert isinstance(caught.value, RequestRejected)
-        assert caught.value.status == status
 
 
 @pytest.mark.parametrize("field", ["type", "code"])
@@ -282,19 +279,18 @@ async def test_an_account_that_is_used_up_is_the_clouds_state_and_not_the_reques
         assert client.ledger.cloud.calls == 0
 
 
-@pytest.mark.parametrize("status", [301, 401, 402, 403, 404, 405, 409, 418, 429, 500, 503])
-async def test_any_other_answer_of_the_cloud_is_unavailability(cloud, status):
-    """Our key, model name or URL is wrong, or the cloud is down: the request is not at fault."""
+@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 413, 418, 422, 429, 500, 503])
+async def test_only_a_400_413_or_422_of_the_cloud_is_about_the_request(cloud, status):
+    """Otherwise our key, model name or URL is wrong, or the cloud is down: the request is not at fault."""
     cloud.respond = refusing(status)
     async with fallback([DEAD], cloud, spaces=SPACES) as client:
-        for call in (client.generate, client.embed):
-            with pytest.raises(NPUUnavailableError) as caught:
+        for call in (client.generate, client.embed, whole_stream(client)):
+            with pytest.raises((NPUUnavailableError, CloudRejected)) as caught:
                 await call("prompt")
-            assert not isinstance(caught.value, RequestRejected)
-            assert caught.value.cloud_error.status == status
+            rejected = isinstance(caught.value, RequestRejected)
+            assert rejected == (status in {400, 413, 422})
+            assert (caught.value if rejected else caught.value.cloud_error).status == status
             assert caught.value.attempts[-1].status == status
-        with pytest.raises(NPUUnavailableError):
-            [_ async for _ in client.stream("prompt")]
         assert client.cloud_breaker.value == "closed"
         assert client.ledger.cloud.calls == 0
 
@@ -353,18 +349,11 @@ async def test_healthz_says_why_the_cloud_would_not_be_asked(cloud, more, troubl
     assert (status["serving"], status["cloud"], status["cloud_trouble"]) == (False, "unavailable", trouble)
 
 
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        ({"index": 0, "embedding": []}, "vectors are empty"),
-        ({"index": 1, "embedding": [1, 2]}, "index is out of range"),
-        ({"index": 0, "embedding": [0, 0]}, "all zeros"),
-    ],
-)
-async def test_vectors_of_the_cloud_that_are_empty_zero_or_of_another_text_are_malformed(cloud, row, problem):
+async def test_vectors_of_the_cloud_for_another_text_are_malformed(cloud):
+    row = {"index": 1, "embedding": [1, 2]}
     cloud.respond = answering(lambda: web.json_response({"object": "list", "model": "m", "data": [row]}))
     async with CloudClient(settings(cloud)) as direct:
-        with pytest.raises(CloudUnavailable, match=problem):
+        with pytest.raises(CloudUnavailable, match="index is out of range"):
             await direct.embed("text")
 
 

@@ -15,7 +15,7 @@ import backend_client
 from backend_client import NPUClient
 from backend_client.http.routes import ROUTES
 from backend_client.testing.node import EMBEDDER, LISTENER, RERANKER, WRITER, route_headers
-from tests.faults.client.test_gateway import gateway
+from tests.faults.client.gateways import gateway
 
 HI = [{"role": "user", "content": "Hi"}]
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2}
@@ -173,9 +173,14 @@ CHUNK = {"choices": [{"index": 0, "delta": {"content": "Hi"}, "text": "Hi", "fin
 LAST = {"choices": [{"index": 0, "delta": {}, "text": "", "finish_reason": "stop"}]}
 DELTA, DONE = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "Hi"}}, {"type": "message_stop"}
 RESPONSE = {"type": "response.completed", "response": {"status": "completed", "output": []}}
-# The events of a stream that answers, and such as no answer has.
+ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+FAILED = {"error": {"message": "the engine died", "code": "engine_unavailable"}}
+# The events of a stream that answers, and such as no answer has, or as are not followed by a token.
 STREAMS = {
-    "/v1/chat/completions": ([CHUNK, LAST, None], [{**CHUNK, "model": "other"}, {"choices": 3}, [1], None]),
+    "/v1/chat/completions": (
+        [CHUNK, LAST, None],
+        [{**CHUNK, "model": "other"}, {"choices": 3}, [1], None, ROLE, FAILED],
+    ),
     "/v1/completions": ([CHUNK, LAST, None], [{**CHUNK, "model": "other"}, {"choices": [{"text": 1}]}, None]),
     "/v1/responses": (
         [{"type": "response.output_text.delta", "delta": "Hi"}, RESPONSE],
@@ -187,7 +192,7 @@ STREAMS = {
     ),
     "/api/chat": (
         [{"message": {"content": "Hi"}, "done": False}, {"done": True}],
-        [{"message": {"content": "Hi"}, "model": "other"}, {"message": {"content": 1}}, {}, [1], "x"],
+        [{"message": {"content": "Hi"}, "model": "other"}, {"message": {"content": 1}}, {"error": "it died"}, [1], "x"],
     ),
     "/api/generate": (
         [{"response": "Hi", "done": False}, {"response": "", "done": True}],

@@ -15,7 +15,6 @@ import random
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import aiohttp
 import numpy as np
 import openai
 from aiohttp import web
@@ -38,7 +37,7 @@ CALLS = 40
 BLAMED = {429, 503, 504, 529}
 USAGE = {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
 STREAMS = {"sse": "text/event-stream", "lines": "application/x-ndjson"}
-PATHS = "/v1/chat/completions", "/v1/messages", "/api/chat", "/inference"
+PATHS = "/v1/chat/completions", "/v1/messages", "/api/chat"
 
 
 def words_for(prompt):
@@ -58,18 +57,15 @@ def sse(data, name=""):
 
 def answer_of(path, body, space=""):
     """A node's whole reply, or the kind and the parts of its stream."""
-    if path in {"/v1/embeddings", "/api/embed", "/embeddings"}:
-        texts = body.get("texts") or body["input"]
-        vectors = [vector_for(space + text) for text in texts]
-        if path == "/embeddings":
-            return np.array(vectors).tobytes()
+    if path in {"/v1/embeddings", "/api/embed"}:
+        vectors = [vector_for(space + text) for text in body["input"]]
         if path == "/api/embed":
             return {"model": EMBEDDER, "embeddings": [vector.tolist() for vector in vectors]}
         in_base64 = body.get("encoding_format") == "base64"
         rows = [base64.b64encode(v.tobytes()).decode() if in_base64 else v.tolist() for v in vectors]
         data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
         return {"object": "list", "model": EMBEDDER, "data": data, "usage": {"prompt_tokens": 1, "total_tokens": 1}}
-    words = words_for(body["prompt"] if path == "/inference" else body["messages"][0]["content"])
+    words = words_for(body["messages"][0]["content"])
     stream = body.get("stream", path == "/api/chat")
     return FORMS[path](words) if stream else WHOLE[path]("".join(words))
 
@@ -105,12 +101,7 @@ def ollama_stream(words):
     return "lines", [json.dumps(row).encode() + b"\n" for row in [*rows, end]]
 
 
-def native_stream(words):
-    end = {"model": WRITER, "device": "CPU", "finish_reason": "stop", "usage": USAGE}
-    return "sse", [*(sse({"text": word}, "token") for word in words), sse(end, "done")]
-
-
-FORMS = dict(zip(PATHS, (openai_stream, anthropic_stream, ollama_stream, native_stream), strict=True))
+FORMS = dict(zip(PATHS, (openai_stream, anthropic_stream, ollama_stream), strict=True))
 WHOLE = {
     "/v1/chat/completions": lambda text: {
         "id": "c",
@@ -201,19 +192,15 @@ class Node:
             request.transport.abort()
         if isinstance(found, tuple):
             return await self._stream(request, *found, fault)
-        return self._whole(found, len(body.get("texts") or body.get("input") or ()), fault)
+        return self._whole(found, fault)
 
-    def _whole(self, found, count, fault):
-        embeds = isinstance(found, bytes) or {"data", "embeddings"} & found.keys()
-        headers = route_headers(EMBEDDER if embeds else WRITER)
-        if embeds:
+    def _whole(self, found, fault):
+        rows = found.get("data") or found.get("embeddings")
+        headers = route_headers(WRITER if rows is None else EMBEDDER)
+        if rows is not None:
             headers["X-Space"] = "another" if fault == "another space" else "fake-space"
             if fault == "one less":
-                for rows in () if isinstance(found, bytes) else (found.get("data"), found.get("embeddings")):
-                    del (rows or [None])[-1]
-        if isinstance(found, bytes):
-            headers |= {"X-Shape": f"{count},8", "Content-Type": "application/octet-stream"}
-            return web.Response(body=found[:-32] if fault == "one less" else found, headers=headers)
+                del rows[-1]
         text = json.dumps(found)
         if fault == "cut short":
             text = text[: len(text) // 2]
@@ -260,13 +247,11 @@ class Callers:
         self._openai = openai.AsyncOpenAI(base_url=url + "/v1", **options)
         self._anthropic = anthropic.AsyncAnthropic(base_url=url, **options)
         self._ollama = ollama.AsyncClient(host=url)
-        self._http = aiohttp.ClientSession(url)
 
     async def close(self):
         await self._openai.close()
         await self._anthropic.close()
         await self._ollama._client.aclose()
-        await self._http.close()
 
     async def openai_chat(self, text, got):
         reply = await self._openai.chat.completions.create(**asks(text))
@@ -310,47 +295,11 @@ class Callers:
         reply = await self._ollama.embed(EMBEDDER, [text, f"{text}, too"])
         got.extend(reply.embeddings)
 
-    async def raw_embed(self, text, got):
-        async with self._http.post("/embeddings", json={"texts": [text, f"{text}, too"]}) as reply:
-            if reply.status != 200:
-                raise RawError(reply.status, (await reply.json())["error"])
-            rows = np.frombuffer(await reply.read(), "<f4").reshape(2, 8)
-        got.extend(row.tolist() for row in rows)
-
-    async def raw_stream(self, text, got):
-        async with self._http.post("/inference", json={"prompt": text, "stream": True}) as reply:
-            if reply.status != 200:
-                raise RawError(reply.status, (await reply.json())["error"])
-            events = (await reply.read()).decode().split("\n\n")
-        assert events.pop() == ""
-        for event in events:
-            name, _, data = event.removeprefix("event: ").partition("\ndata: ")
-            if name == "error":
-                raise RawError(None, json.loads(data)["error"])
-            if name == "token":
-                got.append(json.loads(data)["text"])
-        assert name == "done"
-
-
-class RawError(Exception):
-    """A refusal as the raw caller reads it."""
-
-    def __init__(self, status, error):
-        super().__init__(error["message"], error["code"])
-        self.status = status
-
 
 KINDS = [name for name in vars(Callers) if not name.startswith("_") and name != "close"]
 
 
-def errors_of(kind):
-    client = kind.partition("_")[0]
-    return {
-        "openai": openai.APIError,
-        "anthropic": anthropic.APIStatusError,
-        "ollama": ollama.ResponseError,
-        "raw": RawError,
-    }[client]
+ERRORS = {"openai": openai.APIError, "anthropic": anthropic.APIStatusError, "ollama": ollama.ResponseError}
 
 
 async def call(callers, kind, text):
@@ -361,7 +310,7 @@ async def call(callers, kind, text):
     failed = None
     try:
         await getattr(callers, kind)(text, got)
-    except errors_of(kind) as error:
+    except ERRORS[kind.partition("_")[0]] as error:
         failed = error
     if failed is not None:
         status = getattr(failed, "status_code", getattr(failed, "status", None))

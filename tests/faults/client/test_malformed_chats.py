@@ -50,11 +50,11 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize("event", MALFORMED)
-async def test_a_malformed_chat_is_answered_by_another_node_or_interrupted(client, pair, cloud, direct, event):
-    in_turn(pair, streamed(event))
-    reply = await client.chat(QUESTION)
-    assert (reply.text, [attempt.outcome for attempt in reply.attempts]) == (TEXT, ["BadReply", "ok"])
+async def test_a_malformed_chat_is_answered_by_another_node_or_interrupted(client, pair, cloud, direct):
+    for event in MALFORMED:
+        in_turn(pair, streamed(event))
+        reply = await client.chat(QUESTION)
+        assert (reply.text, [attempt.outcome for attempt in reply.attempts]) == (TEXT, ["BadReply", "ok"]), event
     in_turn([*pair, cloud], *(streamed({"choices": [part("so far")]}, event) for _ in range(2)))
     for asked in (client, direct):
         stream = asked.stream_chat(QUESTION)
@@ -117,10 +117,9 @@ async def test_a_stream_may_be_no_longer_than_any_other_reply(scripted):
         assert len((await client.chat(QUESTION)).text) == 20_000
 
 
-@pytest.mark.parametrize("reason", [None, "", 5, "abort"])
-async def test_a_generation_that_ends_without_a_reason_is_interrupted(client, pair, reason):
+async def test_a_generation_that_ends_without_a_reason_is_interrupted(client, pair):
     def unfinished():
-        return streamed(sse("token", {"text": "so far"}), sse("done", {**done_event(), "finish_reason": reason}))
+        return streamed(sse("token", {"text": "so far"}), sse("done", {**done_event(), "finish_reason": None}))
 
     in_turn(pair, unfinished())
     result = await client.generate("prompt")
@@ -138,10 +137,6 @@ async def test_a_stream_that_closes_without_its_end_is_interrupted(client, pair)
     with pytest.raises(StreamInterrupted) as caught:
         [_ async for _ in chat]
     assert (caught.value.partial_text, chat.result) == ("so far", None)
-    in_turn(pair, streamed(sse("token", {"text": "so far"}), done=False))
-    with pytest.raises(StreamInterrupted) as caught:
-        [_ async for _ in client.stream("prompt", timeout=5)]
-    assert caught.value.partial_text == "so far"
 
 
 async def test_a_chat_whose_choices_have_ended_needs_no_done(client, pair):

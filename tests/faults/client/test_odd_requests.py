@@ -4,6 +4,7 @@ The gateway hands on what the node itself replies, and its client has no failure
 though a single one would eject it."""
 
 import io
+import itertools
 import json
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -61,213 +62,172 @@ async def gateway_to(node):
         yield session, str(server.make_url("")), next(iter(npu.fleet.runtime.pool.nodes.values()))
 
 
-CASES = [
-    *(
-        ("/v1/embeddings", {"model": EMBEDDER, **body})
-        for body in (
-            {"input": []},
-            {"input": ""},
-            {"input": [""]},
-            {"input": [[]]},
-            {"input": [101, 7592, 102]},
-            {"input": [[101, 102], [101, 7592, 102]]},
-            {"input": ["a", 1]},
-            {"input": ["a", "b"], "texts": ["a"], "prompt": "c"},
-            {"input": "a", "encoding_format": "base64"},
-            {"input": "a", "encoding_format": "int8"},
-            {"input": "a", "dimensions": 1},
-            {"input": "a", "dimensions": 384},
-            {"input": "a", "dimensions": 385},
-            {"input": "a", "dimensions": 0},
-            {"input": "a", "dimensions": "8"},
-            {"input": "a", "dimensions": None},
-            {"input": "a " * 9000},
-            {"input": ["a"] * 3000},
-            {"input": "\ud800"},
-            {"input": "a", "unknown": 1},
-            {},
-        )
+# Of each route what all its requests have, and what makes them odd.
+CASES = {
+    ("/v1/embeddings",): (
+        {"model": EMBEDDER},
+        {"input": []},
+        {"input": ""},
+        {"input": [""]},
+        {"input": [[]]},
+        {"input": [101, 7592, 102]},
+        {"input": [[101, 102], [101, 7592, 102]]},
+        {"input": ["a", 1]},
+        {"input": ["a", "b"], "texts": ["a"], "prompt": "c"},
+        {"input": "a", "encoding_format": "base64"},
+        {"input": "a", "encoding_format": "int8"},
+        {"input": "a", "dimensions": 384},
+        {"input": "a", "dimensions": 385},
+        {"input": "a", "dimensions": 0},
+        {"input": "a", "dimensions": "8"},
+        {"input": "a " * 9000},
+        {"input": ["a"] * 3000},
+        {"input": "\ud800"},
+        {},
     ),
-    *(
-        ("/embeddings", {"model": EMBEDDER, **body})
-        for body in (
-            {"texts": []},
-            {"texts": "a"},
-            {"texts": [""]},
-            {"texts": ["a", "b"], "input": "a"},
-            {"texts": ["a"], "dimensions": 8},
-            {"texts": [], "dimensions": 8},
-            {"texts": {"a": 1}},
-        )
+    ("/embeddings",): (
+        {},
+        {"texts": ["a"]},
+        {"texts": []},
+        {"texts": "a"},
+        {"texts": [""]},
+        {"texts": ["a", "b"], "input": "a"},
+        {"texts": ["a"], "dimensions": 8},
+        {"texts": [], "dimensions": 8},
+        {"texts": {"a": 1}},
     ),
-    ("/embeddings", {"texts": ["a"]}),
-    *(
-        ("/api/embed", {"model": EMBEDDER, **body})
-        for body in (
-            {"input": []},
-            {"input": ""},
-            {"input": ["a", "b"], "texts": ["a"]},
-            {"input": "a", "dimensions": 0},
-            {"input": "a", "dimensions": 8},
-            {"input": [], "dimensions": 8},
-            {"input": "a", "keep_alive": 0.5},
-            {"input": "a", "keep_alive": "nonsense"},
-        )
+    ("/api/embed",): (
+        {"model": f" ALL-{EMBEDDER[4:]}:latest"},
+        {"input": []},
+        {"input": ""},
+        {"input": ["a", "b"], "texts": ["a"]},
+        {"input": "a", "dimensions": 0},
+        {"input": "a", "dimensions": 8},
+        {"input": [], "dimensions": 8},
+        {"input": "a", "keep_alive": "nonsense"},
+        {"input": "a", "model": " ALL-MiniLM "},
     ),
-    ("/api/embed", {"model": f"{EMBEDDER}:latest", "input": "a"}),
-    ("/api/embed", {"model": " ALL-MiniLM ", "input": "a"}),
-    ("/api/embeddings", {"model": EMBEDDER, "prompt": ""}),
-    ("/api/embeddings", {"model": EMBEDDER, "prompt": "a", "dimensions": 8, "input": ["a", "b"]}),
-    *(
-        (path, {"model": RANKER, "query": "q", **body})
-        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
-        for body in (
-            {"documents": ["a", "b"], "top_n": 1},
-            {"documents": ["a", "b"], "top_n": 9},
-            {"documents": ["a", "b"], "top_n": 0},
-            {"documents": ["a", "b"], "top_n": "1"},
-            {"documents": ["a", ""], "return_documents": True},
-            {"documents": [{"text": "a", "more": 1}]},
-            {"documents": []},
-            {"texts": ["a", "b"], "top_n": 1},
-            {"texts": ["a"], "raw_scores": True, "return_text": True},
-            {"texts": ["a"], "documents": None},
-            {"texts": ["a"], "documents": ["a", "b"]},
-            {"texts": []},
-            {},
-        )
+    ("/api/embeddings",): (
+        {"model": EMBEDDER},
+        {"prompt": ""},
+        {"prompt": "a", "dimensions": 8, "input": ["a", "b"]},
     ),
-    *(
-        ("/v1/chat/completions", {"model": WRITER, "messages": HI, "max_tokens": 2, **body})
-        for body in (
-            {"n": 2},
-            {"n": 2, "best_of": 3},
-            {"n": 0},
-            {"n": "2"},
-            {"n": [1]},
-            {"n": True},
-            {"n": None},
-            {"prompt": ["a", "b"]},
-            {"max_tokens": 0},
-            {"max_tokens": -1},
-            {"messages": []},
-            {"messages": "Hi"},
-            {"messages": [{"role": "user", "content": ""}]},
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}]},
-            {"stop": [""]},
-            {"stop": "e"},
-            {"logprobs": True, "top_logprobs": 1},
-            {"response_format": {"type": "json_object"}},
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 1}}}},
-            {"response_format": {"type": "xml"}},
-            {"tools": [WEATHER], "tool_choice": "required"},
-            {"tools": [WEATHER], "tool_choice": "none"},
-            {"tools": []},
-            {"stream": "yes"},
-            {"stream": 1},
-            {"stream": True, "stream_options": {"include_usage": True}},
-            {"stream": True, "stream_options": {"include_usage": False}, "n": 2},
-            {"stream": True, "stream_options": [1]},
-            {"stream": True, "n": "2"},
-            {"stream": True, "n": {}},
-            {"stream": True, "logprobs": True},
-            {"stream": True, "tools": [WEATHER], "tool_choice": "required"},
-            {"temperature": 9},
-        )
+    ("/rerank", "/v2/rerank"): (
+        {"model": RANKER, "query": "q"},
+        {"documents": ["a", "b"], "top_n": 1},
+        {"documents": ["a", "b"], "top_n": 9},
+        {"documents": ["a", "b"], "top_n": 0},
+        {"documents": ["a", "b"], "top_n": "1"},
+        {"documents": ["a", ""], "return_documents": True},
+        {"documents": [{"text": "a", "more": 1}]},
+        {"documents": []},
+        {"texts": ["a", "b"], "top_n": 1},
+        {"texts": ["a"], "raw_scores": True, "return_text": True},
+        {"texts": ["a"], "documents": ["a", "b"]},
+        {"texts": []},
+        {},
     ),
-    *(
-        ("/v1/completions", {"model": WRITER, "max_tokens": 2, **body})
-        for body in (
-            {"prompt": ""},
-            {"prompt": []},
-            {"prompt": ["a", "b"]},
-            {"prompt": ["a", "b"], "messages": HI},
-            {"prompt": ["a", "b"], "n": 2},
-            {"prompt": [1, 2, 3]},
-            {"prompt": [[1], [2]], "stream": True},
-            {"prompt": "a", "n": 2, "best_of": 3},
-            {"prompt": "a", "echo": True},
-            {"prompt": "a", "logprobs": 0},
-            {"prompt": "a", "suffix": "b"},
-            {"prompt": "a", "max_tokens": 0},
-            {"prompt": "a", "stream": True, "messages": HI, "n": 2},
-            {"prompt": ["a", "b"], "stream": True, "messages": HI},
-            {},
-        )
+    ("/v1/chat/completions",): (
+        {"model": WRITER, "messages": HI, "max_tokens": 2},
+        {"n": 2},
+        {"n": 2, "best_of": 3},
+        {"n": 0},
+        {"n": "2"},
+        {"n": [1]},
+        {"n": True},
+        {"n": None},
+        {"max_tokens": 0},
+        {"messages": []},
+        {"messages": "Hi"},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}]},
+        {"stop": [""]},
+        {"logprobs": True, "top_logprobs": 1},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 1}}}},
+        {"response_format": {"type": "xml"}},
+        {"tools": [WEATHER], "tool_choice": "required"},
+        {"tools": []},
+        {"stream": "yes"},
+        {"stream": 1},
+        {"stream": True, "stream_options": {"include_usage": True}},
+        {"stream": True, "stream_options": {"include_usage": False}, "n": 2},
+        {"stream": True, "stream_options": [1]},
+        {"stream": True, "n": "2"},
+        {"stream": True, "logprobs": True},
+        {"stream": True, "tools": [WEATHER], "tool_choice": "required"},
     ),
-    *(
-        ("/v1/responses", {"model": WRITER, "max_output_tokens": 2, **body})
-        for body in (
-            {"input": "Hi"},
-            {"input": ""},
-            {"input": []},
-            {"input": "Hi", "n": 3},
-            {"input": "Hi", "stream": True},
-            {"input": "Hi", "store": True, "background": True},
-            {"input": "Hi", "previous_response_id": "../../dashboard/state"},
-            {"input": [{"type": "item_reference", "id": "x"}]},
-            {"input": "Hi", "max_output_tokens": 0},
-        )
+    ("/v1/completions",): (
+        {"model": WRITER, "max_tokens": 2},
+        {"prompt": ""},
+        {"prompt": []},
+        {"prompt": ["a", "b"], "messages": HI},
+        {"prompt": ["a", "b"], "n": 2},
+        {"prompt": [1, 2, 3]},
+        {"prompt": [[1], [2]], "stream": True},
+        {"prompt": "a", "n": 2, "best_of": 3},
+        {"prompt": "a", "echo": True},
+        {"prompt": "a", "logprobs": 0},
+        {"prompt": "a", "stream": True, "messages": HI, "n": 2},
+        {},
     ),
-    *(
-        ("/v1/messages", {"model": WRITER, "max_tokens": 2, "messages": HI, **body})
-        for body in ({}, {"stream": True}, {"max_tokens": 0}, {"messages": []}, {"model": "none"}, {"system": "x"})
+    ("/v1/responses",): (
+        {"model": WRITER, "max_output_tokens": 2},
+        {"input": ""},
+        {"input": []},
+        {"input": "Hi", "n": 3},
+        {"input": "Hi", "stream": True},
+        {"input": "Hi", "store": True, "background": True},
+        {"input": "Hi", "previous_response_id": "../../dashboard/state"},
+        {"input": [{"type": "item_reference", "id": "x"}]},
     ),
-    ("/v1/messages/count_tokens", {"model": WRITER, "messages": HI}),
-    ("/v1/messages/count_tokens", {"model": WRITER, "messages": []}),
-    *(
-        (path, {"model": WRITER, "options": {"num_predict": 2}, **body})
-        for path in ("/api/chat", "/api/generate")
-        for body in (
-            {},
-            {"stream": False},
-            {"messages": HI},
-            {"messages": HI, "stream": False},
-            {"prompt": "Hi"},
-            {"prompt": "Hi", "stream": False},
-            {"prompt": "", "messages": [], "images": [], "stream": False},
-            {"prompt": "Hi", "messages": HI, "images": ["aGk="]},
-            {"prompt": "Hi", "messages": HI, "format": "json", "stream": False},
-            {"messages": "Hi", "prompt": 1},
-            {"messages": HI, "prompt": "Hi", "stream": None},
-        )
+    ("/v1/messages",): (
+        {"model": WRITER, "max_tokens": 2, "messages": HI},
+        {},
+        {"stream": True},
+        {"max_tokens": 0},
+        {"messages": []},
+        {"model": "none"},
     ),
-    ("/api/chat", {"model": "none", "messages": HI}),
-    *(
-        ("/inference", {"model": WRITER, "max_new_tokens": 2, **body})
-        for body in ({"prompt": ""}, {"prompt": "a", "raw": True}, {"prompt": "a", "stream": True}, {"prompt": ["a"]})
+    ("/v1/messages/count_tokens",): ({"model": WRITER}, {"messages": HI}, {"messages": []}),
+    ("/api/chat", "/api/generate"): (
+        {"model": WRITER, "options": {"num_predict": 2}},
+        {},
+        {"stream": False},
+        {"prompt": "Hi", "messages": HI},
+        {"prompt": "Hi", "messages": HI, "stream": None},
+        {"prompt": "", "messages": [], "images": [], "stream": False},
+        {"prompt": "Hi", "messages": HI, "images": ["aGk="]},
+        {"prompt": "Hi", "messages": HI, "format": "json", "stream": False},
+        {"prompt": 1, "messages": "Hi"},
+        {"model": "none", "messages": HI},
     ),
-    ("/inference", {"prompt": "a", "max_new_tokens": 1}),
-    *(
-        ("/tokenize", {"model": WRITER, **body})
-        for body in (
-            {"prompt": ""},
-            {"content": ""},
-            {"prompt": "a", "content": "b"},
-            {"prompt": "a", "with_pieces": True, "return_token_strs": True},
-            {"messages": HI},
-            {},
-        )
+    ("/inference",): (
+        {"max_new_tokens": 2},
+        {"prompt": ""},
+        {"prompt": "a", "raw": True},
+        {"prompt": "a", "stream": True},
+        {"prompt": ["a"]},
     ),
-    ("/detokenize", {"model": WRITER, "tokens": []}),
-    ("/detokenize", {"model": WRITER, "tokens": [10**9]}),
-]
+    ("/tokenize",): (
+        {"model": WRITER},
+        {"prompt": ""},
+        {"prompt": "a", "content": "b"},
+        {"prompt": "a", "with_pieces": True, "return_token_strs": True},
+        {"messages": HI},
+        {},
+    ),
+    ("/detokenize",): ({"model": WRITER}, {"tokens": []}, {"tokens": [10**9]}),
+}
 FORMS = [
     (),
-    (("response_format", "text"),),
     (("response_format", " srt "),),
     (("response_format", "vtt"), ("stream", "true")),
     (("response_format", "verbose_json"), ("timestamp_granularities[]", "word")),
-    (("response_format", "json"), ("response_format", "text")),
     (("response_format", "text"), ("response_format", "")),
     (("response_format", "text"), ("response_format", "json")),
     (("response_format", "xml"),),
-    (("stream", "true"),),
-    (("stream", "false"),),
     (("stream", "on"),),
     (("stream", "maybe"),),
     (("stream", "true"), ("stream", "false")),
-    (("temperature", "x"),),
     (("language", "xx"),),
     (("local_only", "true"), ("unknown", "1")),
 ]
@@ -298,18 +258,23 @@ def _form(content_type, body):
     return sorted(found) if isinstance(found, dict) else len(found)
 
 
-# More than 5 s: two hundred requests, each to the node and through the gateway.
-@pytest.mark.parametrize("headers", [{}, ON_CPU], ids=["any device", "CPU required"])
+# More than 5 s: some hundred requests, each to the node and through the gateway. With a required device the client
+# also checks which one the reply names.
+@pytest.mark.parametrize(
+    "headers", [pytest.param({}, marks=pytest.mark.long), ON_CPU], ids=["any device", "CPU required"]
+)
 async def test_no_odd_request_counts_against_a_node(node, fleet, headers):
-    for path, body in CASES:
-        await assert_handed_on(node, fleet, path, data=lambda body=body: json.dumps(body), headers=lambda: headers)
+    for paths, (common, *odd) in CASES.items():
+        for path, fields in itertools.product(paths, odd):
+            body = json.dumps(common | fields)
+            await assert_handed_on(node, fleet, path, data=lambda body=body: body, headers=lambda: headers)
 
 
 # More than 5 s: each form is a transcription.
 async def test_no_odd_form_counts_against_a_node(fleet):
     session, gateway, known = fleet
     asked = [("transcriptions", fields, RECORDING) for fields in FORMS]
-    asked += [("translations", fields, RECORDING) for fields in [*FORMS[1:3], (("stream", "true"),)]]
+    asked += [("translations", fields, RECORDING) for fields in [FORMS[1], (("stream", "true"),)]]
     asked += [("transcriptions", (), b""), ("transcriptions", (), b"no audio")]
     for route, fields, file in asked:
         form = aiohttp.FormData(default_to_multipart=True)

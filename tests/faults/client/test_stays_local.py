@@ -35,7 +35,7 @@ async def openai(cloud):
         yield client
 
 
-@pytest.mark.parametrize("device", ["NPU", "npu", " GPU ", "NPU.0", "NPU,GPU", "AUTO", "HETERO:NPU", "TPU", ""])
+@pytest.mark.parametrize("device", [" npu ", "NPU.0", "NPU,GPU", "AUTO", ""])
 async def test_a_required_device_never_means_the_cloud(openai, cloud, device):
     known = device.strip().upper() in {"NPU", "GPU", "CPU"}
     error = sdk.InternalServerError if known else sdk.BadRequestError

@@ -41,6 +41,8 @@ async def test_a_space_bound_to_an_alias_decides_which_node_serves_it(nodes, emb
         result = await embed_texts([node.url for node in nodes], model="prod", spaces={"prod": space})
         assert result.space == space
         assert_one_space(result)
+    with pytest.raises(VectorSpaceMismatch, match="vector space elsewhere"):
+        await embed_texts([nodes[0].url], TEXTS[:10], model="prod", spaces={"model-a": "elsewhere"})
 
 
 async def test_a_bound_model_is_not_bypassed_by_a_node_that_uses_its_name_as_an_alias(pair, embed_texts):
@@ -53,11 +55,6 @@ async def test_a_bound_model_is_not_bypassed_by_a_node_that_uses_its_name_as_an_
     result = await embed_texts([impostor.url, honest.url], model="model-a", spaces={"model-a": "space-of-a"})
     assert result.space == "space-of-a"
     assert_one_space(result)
-
-
-async def test_a_space_bound_to_a_model_holds_when_it_answers_to_an_alias(nodes, embed_texts):
-    with pytest.raises(VectorSpaceMismatch, match="vector space elsewhere"):
-        await embed_texts([nodes[0].url], TEXTS[:10], model="prod", spaces={"model-a": "elsewhere"})
 
 
 def change(node, alias, name, after):

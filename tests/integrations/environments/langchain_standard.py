@@ -1,6 +1,6 @@
 """What langchain-tests runs on: langchain-openai and langchain-ollama, against the node at NODE_URL.
 
-They run in an environment of their own (langchain.txt); tests/real/test_langchain.py makes it, and says
+They run in an environment of their own (langchain.txt); tests/integrations/test_langchain.py makes it, and says
 which of them are left out and why.
 """
 

@@ -1,5 +1,6 @@
-"""Conversations stay on their node: the hash, the bound on load, the key, and the fleet as a whole in simulation."""
+"""Conversations stay on their node: the hash, the bound on load, the key, and a fleet in virtual time."""
 
+import asyncio
 import random
 from collections import Counter
 from fractions import Fraction
@@ -8,16 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_client import arguments
-from backend_client.errors import InvalidArgument
 from backend_client.fleet.affinity import Affinity, conversation_key
 from backend_client.fleet.node import Availability, Node
 from backend_client.http.messages import Request
 from backend_client.http.routes import ROUTES
 from backend_client.lifetime import Deadline
 from backend_client.options import BreakerOptions
-from tests.unit.backend_client.fakes import WRITER, report
-from tests.unit.backend_client.simulation.conversations import play
+from tests.unit.backend_client.fakes import WRITER, report, with_fleet
 
 URLS = [f"http://node-{index}:8081" for index in range(12)]
 
@@ -143,11 +141,6 @@ def test_a_session_named_in_a_header_goes_before_all_else():
     assert conversation_key(one) == conversation_key(other)
 
 
-def test_a_session_that_is_no_header_is_refused_by_its_name():
-    with pytest.raises(InvalidArgument, match="a value that is not printable ASCII, in X-Session-Id"):
-        arguments.headers({"X-Session-Id": "café"})
-
-
 def test_pictures_are_not_hashed():
     def shown(data):
         parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": data}}]
@@ -184,21 +177,19 @@ def test_any_json_has_a_key_or_none(body):
     assert isinstance(conversation_key(made), bytes | None)
 
 
-@pytest.mark.parametrize("nodes", [3, 10, 30, pytest.param(300, marks=pytest.mark.long)])
-def test_later_turns_stay_on_their_node_and_the_bound_holds(nodes):
-    played = play(1, nodes=nodes)
-    assert played.kept >= 0.95
-    assert not played.overloads
-    assert not played.failed
-    assert played.hits + played.misses == nodes * 3 * 4
-    assert played.hits == round(played.kept * nodes * 3 * 4)
-    assert play(1, nodes=nodes, affinity=False).kept < 0.6
+@with_fleet(3)
+async def test_later_turns_stay_on_their_node_and_are_counted(nodes, client):
+    async def talk(number):
+        """The nodes of a conversation, whose turns are a second apart; those of others are under way meanwhile."""
+        asked = set()
+        await asyncio.sleep(0.1 * number)
+        for _ in range(4):
+            asked.add((await client.generate("turn", extra_headers={"X-Session-Id": f"talk {number}"})).node)
+            await asyncio.sleep(1)
+        return asked
 
-
-def test_no_call_fails_that_did_not_before_while_nodes_come_and_go(long):
-    for seed in range(60 if long else 10):
-        played = play(seed, nodes=3, faults=True)
-        assert not played.failed, seed
-        assert not played.overloads, seed
-        assert not play(seed, nodes=3, faults=True, affinity=False).failed, seed
-    assert 0.7 < played.kept < 1
+    found = await asyncio.gather(*map(talk, range(20)))
+    assert all(len(asked) == 1 for asked in found)
+    assert set.union(*found) == {node.url for node in nodes}
+    affinity = client.fleet.runtime.pool.affinity
+    assert (affinity.hits, affinity.misses) == (20 * 3, 0)

@@ -15,7 +15,7 @@ from backend_client import ClientSettings
 from backend_client.cloud import Ledger
 from backend_client.embed_many import cut
 from backend_client.errors import ConfigurationError, InvalidArgument, RequestRejected, SpendCapReached
-from backend_client.http.answers import check_generation
+from backend_client.http.answers import check_generation, transcription_in
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.messages import NotAnAnswer, Reply, binary_vectors
 from backend_client.http.stream_forms import Event, EventParser
@@ -142,7 +142,7 @@ def test_an_answer_may_say_more():
         ({"usage": {"prompt_tokens": 1.5, "completion_tokens": -1}}, "usage.completion_tokens, usage.prompt_tokens"),
         ({"usage": None}, "usage"),
         ({"model": None}, "model"),
-        ({"finish_reason": None}, "finish_reason"),
+        *(({"finish_reason": reason}, "finish_reason") for reason in (None, "", 5, "abort")),
         ({"timing_ms": {"total": float("nan")}}, "timing_ms.total"),
         ({"npu_busy_delta_us": "5"}, "npu_busy_delta_us"),
         ({"emulated": "no"}, "emulated"),
@@ -153,6 +153,24 @@ def test_an_answer_with_a_wrong_field_is_malformed(change, field):
         check_generation(ANSWER | change)
     with pytest.raises(NotAnAnswer):
         check_generation([ANSWER])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {},
+        {"text": 1},
+        {"text": "a", "segments": [{"start": 0}]},
+        {"text": "a", "segments": 7},
+        {"text": "a", "words": [{"word": 1, "start": 0, "end": 1}]},
+        {"text": "a", "duration": float("inf")},
+        {"text": "a", "duration": []},
+    ],
+)
+def test_a_transcription_with_a_wrong_field_is_malformed(body):
+    with pytest.raises(NotAnAnswer, match="not a transcription"):
+        transcription_in(body)
 
 
 def test_a_node_is_not_left_out_for_longer_than_any_node_asks():

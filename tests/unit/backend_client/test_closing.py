@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from backend_client import NPUClient, NPUError, StreamInterrupted
-from backend_client.errors import ClientClosed, NodeOverloaded
+from backend_client.errors import ClientClosed
 from tests.unit.backend_client.fakes import FakeTransport, client_of, fleet, hang
 from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
@@ -21,21 +21,6 @@ async def close_during(client, *calls):
     left = asyncio.all_tasks() - {asyncio.current_task()}
     assert not left
     return errors
-
-
-@in_virtual_time
-async def test_waiters_for_a_probe_and_for_a_retry_end_at_once():
-    nodes = fleet(2)
-    nodes[0].health = hang
-    nodes[1].health = hang
-    client = client_of(nodes)
-    assert {type(error) for error in await close_during(client, client.embed("text"), client.health())} == {
-        ClientClosed
-    }
-    [node] = nodes = fleet(1)
-    node.embed = NodeOverloaded("full", node=node.url, status=429, retry_after=5.0)
-    client = client_of(nodes)
-    assert [type(error) for error in await close_during(client, client.embed("text"))] == [ClientClosed]
 
 
 @in_virtual_time

@@ -458,101 +458,32 @@ async def test_a_node_that_shuts_down_or_does_not_come_back_gets_nothing(status)
         assert not node.requests
 
 
-class Engine:
-    """The engine of a node's model for generation. `kill` ends what it streams, as nodes tell it: by an event without a
-    Retry-After; what comes until it is up again waits, as long as it may.
-    """
-
-    def __init__(self, node, *, seconds=10.0, pieces=3):
-        self.node, self.seconds, self.pieces = node, seconds, pieces
-        self.killed = asyncio.Event()
-        self.up = asyncio.Event()
-        self.up.set()
-        self.restarts = 0
-        node.pieces = [self.begin, *[self.piece] * (pieces - 1)]
-
-    async def begin(self, call):
-        if not self.up.is_set() and not call.may_wait:
-            raise NodeNotServing("no", node=self.node.url, code="engine_unavailable", retry_after=self.seconds)
-        await self.up.wait()
-        return await self.piece(call)
-
-    async def piece(self, _):
-        # The pieces of one answer take a second each, so a kill finds them on their way.
-        restarts = self.restarts
-        await asyncio.sleep(0.001)
-        try:
-            async with asyncio.timeout(1.0):
-                await self.killed.wait()
-        except TimeoutError:
-            pass
-        if self.restarts != restarts:
-            raise NodeNotServing("died", node=self.node.url, code="engine_unavailable")
-        return "x"
-
-    async def kill(self):
-        """Kill it now; /health tells it from the next probe on. Returns when it is up again."""
-        self.restarts += 1
-        self.up.clear()
-        self.killed.set()
-        self.killed = asyncio.Event()
-        self.node.health = restarting(self.seconds)
-        await asyncio.sleep(self.seconds)
-        self.node.health = report()
-        self.up.set()
-
-
 @pytest.mark.parametrize("begun", [False, True])
 @with_fleet(1)
 async def test_a_stream_that_loses_the_only_engine_is_retried_until_its_first_part_was_handed_on(nodes, client, begun):
     [node] = nodes
-    engine = Engine(node)
+    died, up = asyncio.Event(), asyncio.Event()
+
+    async def dies(_):
+        await died.wait()
+        raise NodeNotServing("died", node=node.url, code="engine_unavailable")
+
+    async def restarted(_):
+        await up.wait()
+        return "x"
+
+    node.pieces = ["x", dies] if begun else [dies]
     stream = client.stream("prompt", timeout=60)
     first = asyncio.create_task(anext(stream))
-    await asyncio.sleep(1.5 if begun else 0.5)
-    restart = asyncio.create_task(engine.kill())
+    await asyncio.sleep(0.5)
+    node.health, node.pieces = restarting(10.0), [restarted, "x"]
+    died.set()
+    await asyncio.sleep(10)
+    node.health = report()
+    up.set()
     assert await first == "x"
     if begun:
         with pytest.raises(StreamInterrupted):
             await anext(stream)
     else:
-        assert [piece async for piece in stream] == ["x", "x"]
-    await restart
-
-
-@with_fleet(1)
-async def test_all_that_was_in_flight_waits_for_the_retry_budget_while_the_engine_restarts(nodes, client):
-    """Far more at once than the budget holds, and than `patience` would bring in."""
-    [node] = nodes
-    engine = Engine(node)
-    calls = [asyncio.create_task(client.generate("prompt", timeout=60)) for _ in range(20)]
-    await asyncio.sleep(0.5)
-    began = now()
-    restart = asyncio.create_task(engine.kill())
-    results = await asyncio.gather(*calls)
-    assert {result.text for result in results} == {"xxx"}
-    retries = len(node.request_ids) - len(set(node.request_ids))
-    assert retries == 20 <= RetryOptions().initial + 0.1 * 20 + (now() - began) + 1.0
-    await restart
-
-
-@with_fleet(1)
-async def test_the_deadline_and_three_attempts_bound_the_waiting(nodes, client):
-    [node] = nodes
-    engine = Engine(node, seconds=10.0)
-    restart = asyncio.create_task(engine.kill())
-    await asyncio.sleep(0)
-    for timeout in (0.5, 3.0):
-        began = now()
-        with pytest.raises(NPUUnavailableError):
-            await client.generate("prompt", timeout=timeout)
-        assert now() - began <= timeout
-    await restart
-
-    async def dies(_):
-        raise NodeNotServing("died", node=node.url, code="engine_unavailable")
-
-    node.pieces = ["x", dies]
-    with pytest.raises(NPUUnavailableError) as caught:
-        await client.generate("prompt", timeout=600)
-    assert [attempt.outcome for attempt in caught.value.attempts] == ["NodeNotServing"] * 3
+        assert [piece async for piece in stream] == ["x"]

@@ -69,16 +69,6 @@ async def test_a_node_is_asked_again_after_all_others_and_a_backoff(refusal, cou
 
 
 @with_fleet(2)
-async def test_a_node_that_refused_once_has_its_share_again_within_five_seconds(nodes, client):
-    nodes[0].embed = NodeOverloaded("full", node=nodes[0].url, status=429, retry_after=0.0)
-    while not nodes[0].requests:
-        await client.embed("text")
-    nodes[0].embed = nodes[0].vectors
-    await asyncio.sleep(4.5)
-    assert {(await client.embed_result("text")).node for _ in range(20)} == {node.url for node in nodes}
-
-
-@with_fleet(2)
 async def test_a_node_that_refused_without_work_gets_nothing_for_all_of_its_retry_after(nodes, client):
     nodes[0].embed = NodeOverloaded("limited", node=nodes[0].url, status=429, retry_after=10.0)
     while not nodes[0].requests:

@@ -71,10 +71,7 @@ def allow_files(count: int) -> int:
 
 
 def lower_priority(nice: int) -> None:
-    """Add to the nice value of every thread of this process; threads that are made later have it from their maker.
-
-    On Windows any `nice` above 0 is the priority class below normal.
-    """
+    """Add to the nice value of all threads of this process; on Windows any sets the class below normal."""
     if sys.platform == "win32" and nice > 0:
         import psutil  # noqa: PLC0415  (slow to import, for every child process)
 

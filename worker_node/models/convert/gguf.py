@@ -29,6 +29,7 @@ from openvino.op.util import Variable, VariableInfo
 from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.core.types import ModelKind
 from worker_node.models.catalog import Quantization
+from worker_node.models.convert.encoder import i64, name_port, text_input
 from worker_node.models.convert.job import ConversionJob, Converted
 from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILES, family_of
 
@@ -338,18 +339,17 @@ def _adapt(graph: ov.Model) -> ov.Model:
     ports = {port.any_name: port for port in graph.inputs}
     if unknown := sorted(name for name in ports if not name.startswith(_CACHE_PREFIX) and name not in _INPUTS):
         raise ConversionFailed(f"the graph has inputs that are not supported: {', '.join(unknown)}")
-    ids, mask, positions = (
-        _parameter(name, 2, ov.Type.i64) for name in ("input_ids", "attention_mask", "position_ids")
-    )
-    beams = _parameter("beam_idx", 1, ov.Type.i32)
+    ids, mask, positions = (text_input(name) for name in ("input_ids", "attention_mask", "position_ids"))
+    beams = op.parameter([-1], ov.Type.i32)
+    name_port(beams.output(0), "beam_idx")
     # [1, 1, tokens, width] becomes [batch, 1, tokens, width].
     for gather, outer in _looked_up(ports["inp_tokens"]):
         looked_up = op.gather(gather.input_value(0), op.convert(ids, "i32"), gather.input_value(2))
-        outer.output(0).replace(op.unsqueeze(looked_up, _axes(1)).output(0))
+        outer.output(0).replace(op.unsqueeze(looked_up, i64(1)).output(0))
     # [1, tokens, 1, 1] becomes [batch, tokens, 1, 1].
     for number in _readers(ports["inp_pos"], "Convert"):
         for turned in _readers(number.output(0), "Transpose"):
-            turned.output(0).replace(op.unsqueeze(op.convert(positions, "f32"), _axes(2, 3)).output(0))
+            turned.output(0).replace(op.unsqueeze(op.convert(positions, "f32"), i64(2, 3)).output(0))
     # The front end selects the rows whose logits are wanted; GenAI takes the last ones itself.
     for gather, outer in _looked_up(ports["inp_out_ids"]):
         outer.output(0).replace(gather.input_value(0).get_node().input_value(0))
@@ -361,16 +361,10 @@ def _adapt(graph: ov.Model) -> ov.Model:
         _replace_attention(layer, attention, cache, rotary, visible)
     # GenAI slices the rows of the last product, which must have three dimensions.
     head = _back(graph.output(0).get_node().input_value(0), "MatMul", _AFTER_HEAD)
-    head.input(0).replace_source_output(op.squeeze(head.input_value(0), _axes(1)).output(0))
+    head.input(0).replace_source_output(op.squeeze(head.input_value(0), i64(1)).output(0))
     logits = op.result(graph.output(0).get_node().input_value(0))
     logits.output(0).set_names({"logits"})
     return ov.Model([logits], cache.sinks, [ids, mask, positions, beams], graph.friendly_name)
-
-
-def _parameter(name: str, rank: int, kind: ov.Type) -> Node:
-    parameter = op.parameter([-1] * rank, kind, name=name)
-    parameter.output(0).set_names({name})
-    return parameter
 
 
 def _looked_up(indices: Output) -> Iterator[tuple[Node, Node]]:
@@ -386,7 +380,7 @@ class _Cache:
 
     def __init__(self, ids: Node, beams: Node) -> None:
         self.sinks: list[Node] = []
-        self._batch, self._beams = op.gather(op.shape_of(ids), _axes(0), _axis(0)), beams
+        self._batch, self._beams = op.gather(op.shape_of(ids), i64(0), _axis(0)), beams
 
     def extend(self, layer: int, kind: str, new: Node) -> Node:
         _, heads, _, size = new.get_output_partial_shape(0)
@@ -395,7 +389,7 @@ class _Cache:
         info.data_type = ov.Type.f32
         info.variable_id = f"past_key_values.{layer}.{kind}present.{layer}.{kind}"
         variable = Variable(info)
-        shape = op.concat([self._batch, _axes(heads.get_length(), 0, size.get_length())], 0)
+        shape = op.concat([self._batch, i64(heads.get_length(), 0, size.get_length())], 0)
         empty = op.broadcast(op.constant(np.float32(0)), shape)
         past = op.gather(read_value(empty, variable), self._beams, _axis(0))
         joined = op.concat([past, new], 2)
@@ -416,9 +410,9 @@ def _replace_attention(layer: int, attention: Node, cache: _Cache, rotary: _Rota
         if repeats > 1:
             # Broadcast to a constant shape: the NPU path cannot compute one.
             joined = op.broadcast(
-                op.unsqueeze(joined, _axes(2)), _axes(1, 1, repeats, 1, 1), broadcast_spec="BIDIRECTIONAL"
+                op.unsqueeze(joined, i64(2)), i64(1, 1, repeats, 1, 1), broadcast_spec="BIDIRECTIONAL"
             )
-            joined = op.reshape(joined, _axes(0, heads, -1, size), special_zero=True)
+            joined = op.reshape(joined, i64(0, heads, -1, size), special_zero=True)
         kept.append(joined)
 
     # The front end rounds the scale to f16.
@@ -463,7 +457,7 @@ class _Rotary:
         half = x.get_output_partial_shape(0)[3].get_length() // 2
         # To the end, not to the size: the fusion looks for that.
         low, high = (
-            op.slice(x, *(_axes(bound) for bound in (first, last, 1, 3)))
+            op.slice(x, *(i64(bound) for bound in (first, last, 1, 3)))
             for first, last in ((0, half), (half, np.iinfo(np.int64).max))
         )
         swapped = op.concat([op.multiply(high, np.full((1, 1, 1, 1), -1, np.float32)), low], -1)
@@ -474,10 +468,10 @@ def _visible(ids: Node, mask: Node) -> Node:
     """The attention mask, f32 [batch, 1, tokens, tokens and past]: hides padding and later tokens."""
     total, length = (op.gather(op.shape_of(node), op.constant(np.int64(1)), _axis(0)) for node in (mask, ids))
     one = op.constant(np.int64(1))
-    columns = op.unsqueeze(op.range(_axis(0), total, one, "i64"), _axes(0))
-    rows = op.unsqueeze(op.range(op.subtract(total, length), total, one, "i64"), _axes(1))
-    earlier = op.unsqueeze(op.less_equal(columns, rows), _axes(0, 1))
-    allowed = op.logical_and(earlier, op.unsqueeze(op.convert(mask, "boolean"), _axes(1, 2)))
+    columns = op.unsqueeze(op.range(_axis(0), total, one, "i64"), i64(0))
+    rows = op.unsqueeze(op.range(op.subtract(total, length), total, one, "i64"), i64(1))
+    earlier = op.unsqueeze(op.less_equal(columns, rows), i64(0, 1))
+    allowed = op.logical_and(earlier, op.unsqueeze(op.convert(mask, "boolean"), i64(1, 2)))
     # Finite: a row of −inf only would give NaN.
     return op.select(allowed, op.constant(np.float32(0)), op.constant(np.float32(-65504)))
 
@@ -500,16 +494,12 @@ def _back(output: Output, kind: str, through: frozenset[str] = _THROUGH) -> Node
 
 def _by_heads(value: Node | Output) -> Node:
     """[batch, tokens, heads, size] as [batch, heads, tokens, size], and back."""
-    return op.transpose(value, _axes(0, 2, 1, 3))
+    return op.transpose(value, i64(0, 2, 1, 3))
 
 
 def _readers(output: Output, kind: str) -> Iterator[Node]:
     found = [port.get_node() for port in output.get_target_inputs()]
     return (node for node in found if node.get_type_name() == kind)
-
-
-def _axes(*values: int) -> Node:
-    return op.constant(np.array(values, np.int64))
 
 
 def _axis(value: int) -> Node:

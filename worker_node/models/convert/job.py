@@ -159,10 +159,7 @@ class ModelFiles(ABC):
 
 
 class ExportedFiles(ModelFiles):
-    """Models in OpenVINO form, which are taken as they are: directories with all of the files `needed`.
-
-    `graph` is the main one; `limit` is the context where the configuration has none.
-    """
+    """Models taken in OpenVINO form with all `needed` files; `limit` is the context if none is configured."""
 
     kind: ClassVar[str]
     graph: ClassVar[str]

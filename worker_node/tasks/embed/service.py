@@ -37,11 +37,10 @@ Vectors = npt.NDArray[np.float32]
 class EmbeddingReply:
     """`vectors`: float32 (n, dimensions); comparable only to vectors of an equal `space`.
 
-    The space of vectors that are cut is named `SPACE-DIMENSIONS`, as the client expects it.
-
-    `device_tokens` are those that the device computed, padding included, where the engine counts them;
-    `computed_tokens` are those of the `computed` texts. `cached` says that all vectors (hit) or some (partial) were
-    computed for an earlier request. The request waited for `loading_s` seconds for its model to be loaded.
+    The space of vectors that are cut is named `SPACE-DIMENSIONS`, as the client expects it. `device_tokens` are those
+    that the device computed, padding included, where the engine counts them; `computed_tokens` are those of the
+    `computed` texts. `cached` says that all vectors (hit) or some (partial) were computed for an earlier request. The
+    request waited for `loading_s` seconds for its model to be loaded.
     """
 
     route: Route
@@ -71,8 +70,7 @@ async def embed(
 
     All texts may be token ids of the model's own tokenizer, special tokens included, and are used unchanged.
     `input_type` (`query` or `document`) puts the model's own prompt before each. `dimensions` None is as many as the
-    model's vectors have. Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded,
-    EngineUnavailable, ModelLoading, DeviceUnavailable.
+    model's vectors have.
     """
     with services.tracing.operation("embeddings", {"npu.texts": len(texts)}) as operation:
         began = time.monotonic()
@@ -192,10 +190,7 @@ class EmbeddingCache:
 
 @dataclass(eq=False, slots=True)
 class EmbeddingModel(EncoderModel):
-    """A served embedding model; `space` names its vector space.
-
-    `prompts` and `matryoshka` as in `InstalledModel`.
-    """
+    """A served embedding model; `space` names its vector space, the others are as in `InstalledModel`."""
 
     space: str
     dimensions: int

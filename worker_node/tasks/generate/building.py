@@ -27,7 +27,7 @@ from worker_node.serving.task import EnginePlan, ServedTask, Target
 from worker_node.settings import ModelSettings, NodeSettings
 from worker_node.tasks.generate.chat_tokenizer import ChatTokenizer
 from worker_node.tasks.generate.images import ImageRules
-from worker_node.tasks.generate.messages import GenerateJob, TokenDelta
+from worker_node.tasks.generate.messages import GenerateJob, Sampling, TokenDelta
 from worker_node.tasks.generate.request import Message
 from worker_node.tasks.generate.schemas import SchemaCompiler
 from worker_node.tasks.generate.task import ContinuousOptions, GenerationOptions, StatefulOptions
@@ -106,27 +106,35 @@ class _Generate(ServedTask[GenerationModel]):
         known = model.installed.canary
         if not isinstance(known, GenerationCanary):
             return None
-        tokens = len(model.tokenizer.encode_chat((Message("user", known.prompt),)))
-        if tokens > plan.prompt_limit:
+        tokenizer = model.tokenizer
+        prompt = tokenizer.encode_chat((Message("user", known.prompt),))
+        if len(prompt) > plan.prompt_limit:
             raise wanted.error(
                 "max_prompt_len",
-                f"max_prompt_len holds prompts of {plan.prompt_limit} tokens, and {tokens} are needed: before the "
+                f"max_prompt_len holds prompts of {plan.prompt_limit} tokens, and {len(prompt)} are needed: before the "
                 "model is called ready, its engine is examined with a known question",
             )
-        return generation_canary(known, model.tokenizer)
+
+        async def check(engine: JobEngine) -> None:
+            # A device that computes garbage raises no error (openvino #38100).
+            deadline = time.monotonic() + CANARY_TIMEOUT_S
+            job = GenerateJob(0, _encoded(prompt), known.max_new_tokens, deadline, internal=True)
+            async with aclosing(engine.run(job, TokenDelta)) as deltas:
+                answer = tokenizer.decode([token async for delta in deltas for token in delta.tokens])
+            missing = [word for word in known.expected if word.casefold() not in answer.casefold()]
+            if missing:
+                raise CanaryFailed(f"the answer lacks {', '.join(map(repr, missing))}")
+
+        return check
 
     def prewarm(
         self, model: GenerationModel, wanted: ModelSettings, plan: EnginePlan
     ) -> tuple[Prewarm | None, tuple[str, ...]]:
-        match plan.options:
-            case ContinuousOptions() as options:
-                step, piece = (BLOCK_TOKENS, None) if options.caches_prefixes else (0, None)
-            case StatefulOptions(prefill_chunk_size=chunk) as options if options.caches_prefixes:
-                # The prefill of an NPU cannot be interrupted, so that requests wait for one chunk at most.
-                step, piece = chunk or 0, chunk
-            case _:
-                step, piece = 0, None
-        jobs: list[tuple[bytes, list[int]]] = []
+        options = plan.options
+        caches = isinstance(options, ContinuousOptions | StatefulOptions) and options.caches_prefixes
+        chunk = options.prefill_chunk_size if isinstance(options, StatefulOptions) else None
+        step = (chunk or BLOCK_TOKENS) if caches else 0
+        prompts: list[bytes] = []
         # Notes are public in /health: they name the place of a text, not what it says.
         notes: list[str] = []
         for place, value in enumerate(wanted.of(GenerationOptions).prewarm):
@@ -140,9 +148,19 @@ class _Generate(ServedTask[GenerationModel]):
                 )
                 notes.append(f"prewarm[{place}] is ignored: {why}")
                 continue
-            ends = [*range(piece, kept + 1, piece)] if piece else [kept]
-            jobs.append((np.asarray(tokens[:kept], TOKEN_DTYPE).tobytes(), ends))
-        return _prewarm(jobs) if jobs else None, tuple(notes)
+            # The prefill of an NPU cannot be interrupted, so that requests wait for one chunk at most.
+            ends = range(chunk, kept + 1, chunk) if chunk else [kept]
+            prompts += [_encoded(tokens[:end]) for end in ends]
+
+        async def prewarm(engine: JobEngine) -> None:
+            for prompt in prompts:
+                deadline = time.monotonic() + _PREWARM_TIMEOUT_S
+                job = GenerateJob(0, prompt, 1, deadline, Sampling(ignore_eos=True), interactive=False, internal=True)
+                async with aclosing(engine.run(job, TokenDelta)) as deltas:
+                    async for _ in deltas:
+                        pass
+
+        return prewarm if prompts else None, tuple(notes)
 
     async def start(self, parts: TaskParts) -> None:
         await parts.of(SchemaCompiler).start()
@@ -278,10 +296,7 @@ def _window_bytes(path: Path, options: StatefulOptions, total: int) -> int | Non
 
 
 def prompt_length(given: int, target: Target) -> int:
-    """Tokens of the longest prompt in static shapes: as set, else as the catalog says of the model, else as declared.
-
-    Raises ConfigurationError for a prompt beyond the model's context.
-    """
+    """As set, else as the catalog says of the model, else as declared. Raises ConfigurationError."""
     limit = target.installed.context_limit
     if "max_prompt_len" not in target.wanted.options:
         return min(target.installed.max_prompt_len or given, limit)
@@ -336,28 +351,8 @@ def kv_cache_bytes(directory: Path, tokens: int) -> int | None:
     return 2 * layers * kv_heads * head_size * _BYTES_PER_VALUE * tokens
 
 
-def generation_canary(known: GenerationCanary, tokenizer: ChatTokenizer) -> Canary:
-    """Return the check that the engine's greedy answer to a known question holds the known words.
-
-    A device that computes garbage raises no error (openvino #38100), so it must pass before a model is ready.
-    """
-
-    async def check(engine: JobEngine) -> None:
-        prompt = tokenizer.encode_chat((Message("user", known.prompt),))
-        job = GenerateJob(
-            id=0,
-            tokens=np.asarray(prompt, TOKEN_DTYPE).tobytes(),
-            max_new_tokens=known.max_new_tokens,
-            deadline=time.monotonic() + CANARY_TIMEOUT_S,
-            internal=True,
-        )
-        async with aclosing(engine.run(job, TokenDelta)) as deltas:
-            answer = tokenizer.decode([token async for delta in deltas for token in delta.tokens])
-        missing = [word for word in known.expected if word.casefold() not in answer.casefold()]
-        if missing:
-            raise CanaryFailed(f"the answer lacks {', '.join(map(repr, missing))}")
-
-    return check
+def _encoded(tokens: Sequence[int]) -> bytes:
+    return np.asarray(tokens, TOKEN_DTYPE).tobytes()
 
 
 # What is computed for the prefix cache when a model has been loaded.
@@ -370,9 +365,8 @@ def prewarm_text(value: str, wanted: ModelSettings) -> str:
     """The text that a value of `prewarm` is, or names. Raises ConfigurationError."""
     if not value.startswith(("/", "./", "../", "~/")) and not Path(value).is_absolute():
         if len(value.split()) < 2:
-            raise wanted.error(
-                "prewarm", f"prewarm must be texts, or paths that begin with /, ./ or ~/; got {value!r}: one word"
-            )
+            got = f"{value!r}: one word" if value.strip() else "an empty text"
+            raise wanted.error("prewarm", f"prewarm must be texts, or paths that begin with /, ./ or ~/; got {got}")
         return value
     path = Path(value).expanduser()
     try:
@@ -397,16 +391,3 @@ def _system_prompt(tokenizer: ChatTokenizer, text: str, wanted: ModelSettings) -
         raise wanted.error("prewarm", f"prewarm has a text that is no system prompt of it: {error.message}") from None
     same = [one == other for one, other in zip(*chats, strict=False)]
     return chats[0][: same.index(False) if False in same else len(same)]
-
-
-def _prewarm(jobs: Sequence[tuple[bytes, Sequence[int]]]) -> Prewarm:
-    async def prewarm(engine: JobEngine) -> None:
-        for tokens, ends in jobs:
-            for end in ends:
-                deadline = time.monotonic() + _PREWARM_TIMEOUT_S
-                whole = GenerateJob(0, tokens, 1, deadline, interactive=False, internal=True)
-                async with aclosing(engine.run(whole.beginning(end), TokenDelta)) as deltas:
-                    async for _ in deltas:
-                        pass
-
-    return prewarm

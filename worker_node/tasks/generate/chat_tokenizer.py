@@ -87,10 +87,7 @@ class ChatTokenizer:
         return tokens
 
     def encode_prompt(self, prompt: str, *, special: bool = True) -> list[int]:
-        """Return the token ids of a prompt as it stands.
-
-        With `special` the tokens that the model wants around a text are added. Raises ContextLengthExceeded.
-        """
+        """The token ids of a prompt, with `special` ones around it if wanted. Raises ContextLengthExceeded."""
         self.reject_oversized(len(prompt))
         return self.check_count(self.encode_any(prompt, special=special))
 
@@ -111,10 +108,7 @@ class ChatTokenizer:
         return list(ids)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids of a conversation in the model's own template, ready for the answer.
-
-        Raises BadRequest if the template refuses the conversation, ContextLengthExceeded if it is too long.
-        """
+        """The token ids of a conversation, ready for the answer. Raises BadRequest, ContextLengthExceeded."""
         # A template writes the special tokens itself.
         return self.encode_prompt(self.render(messages), special=not self.chat_template)
 
@@ -125,10 +119,7 @@ class ChatTokenizer:
         return self.decode(whole[:at], skip_special_tokens=False) if at else ""
 
     def render(self, messages: Sequence[Message], rendering: Rendering = _AS_USUAL) -> str:
-        """Return a conversation in the model's own template; a model without one takes exactly one message as it is.
-
-        Raises as `encode_chat`.
-        """
+        """A conversation in the model's own template; without one, its only message. Raises as `encode_chat`."""
         self.check_size(messages)
         if not self.chat_template:
             return _only_message(messages)
@@ -143,7 +134,14 @@ class ChatTokenizer:
             raise BadRequest(
                 f"the model's chat template refuses this conversation: {first_line(error)}", param="messages"
             ) from error
-        return _up_to_last(text, messages[-1].content) if rendering.continue_last else str(text)
+        if not rendering.continue_last:
+            return str(text)
+        last = messages[-1].content.strip()
+        at = text.rfind(last)
+        if not last or at < 0:
+            problem = "the last message has no text that could be continued"
+            raise BadRequest(f"continue_final_message: {problem}", param="messages")
+        return str(text[: at + len(last)])
 
     def check_size(self, messages: Sequence[Message]) -> None:
         """Raise ContextLengthExceeded for too many messages or characters."""
@@ -217,16 +215,6 @@ def _only_message(messages: Sequence[Message]) -> str:
     return messages[0].content
 
 
-def _up_to_last(text: str, content: str) -> str:
-    """A rendered conversation up to the end of its last message."""
-    at = text.rfind(content.strip())
-    if not content.strip() or at < 0:
-        raise BadRequest(
-            "continue_final_message: the last message has no text that could be continued", param="messages"
-        )
-    return text[: at + len(content.strip())]
-
-
 def _template_message(message: Message) -> dict[str, Any]:
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
@@ -285,11 +273,7 @@ class LargeTexts:
         await self._pool.close()
 
     async def encode(self, tokenizer: ChatTokenizer, text: str, *, deadline: float, special: bool = True) -> list[int]:
-        """Return the token ids of a prompt; `deadline` is monotonic seconds.
-
-        Raises as `ChatTokenizer.encode_prompt`; BadRequest for a text that takes too long; Overloaded,
-        DeadlineExceeded, EngineUnavailable.
-        """
+        """The token ids of a prompt. Raises as `ChatTokenizer.encode_prompt` and `PreparationPool.run`."""
         if is_small([text]):
             return tokenizer.encode_prompt(text, special=special)
         tokenizer.reject_oversized(len(text))

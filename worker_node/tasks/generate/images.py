@@ -61,11 +61,7 @@ class ImageDecoder(PreparationPool):
         super().__init__(_LIMITS, _MODULES)
 
     async def decode(self, image: Image, rules: ImageRules, deadline: float) -> RawImage:
-        """The pixels of an image.
-
-        Raises BadRequest for a file that is not an image, or over a bound, Overloaded, DeadlineExceeded,
-        EngineUnavailable.
-        """
+        """The pixels of an image. Raises BadRequest, and as `PreparationPool.run`."""
         arguments = (image.base64, image.where, rules.max_pixels, rules.shortest)
         width, height, pixels = await self.run(decode, *arguments, deadline=deadline, param=image.where)
         return RawImage(width, height, pixels)

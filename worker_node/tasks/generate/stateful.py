@@ -227,9 +227,7 @@ class StatefulRunner(PipelineRunner):
         if options.blobs is not None:
             self._pipeline = self._imported(blobs, core, Path(options.blobs).expanduser())
         elif options.export_blobs is not None:
-            self._pipeline = self._compiled(
-                EXPORT_BLOB="YES", BLOB_PATH=str(Path(options.export_blobs) / _BLOB), **SMALL
-            )
+            self._pipeline = self._compiled(Path(options.export_blobs))
             blobs.written(core, Path(options.export_blobs))
         else:
             self._pipeline = self._compiled()
@@ -245,7 +243,7 @@ class StatefulRunner(PipelineRunner):
         """Write the blobs for another machine's NPU. Raises RuntimeError where the compiler does."""
         target = Path(str(self._options.export_blobs))
         try:
-            self._compiled(EXPORT_BLOB="YES", BLOB_PATH=str(target / _BLOB), **SMALL)
+            self._compiled(target)
         except RuntimeError as error:
             # The pipeline exports first, and fails when it wants to run what no device here can.
             if not any(text in str(error) for text in _NO_DEVICE):
@@ -254,8 +252,9 @@ class StatefulRunner(PipelineRunner):
         blobs.written(core, target)
         return Loaded(time.monotonic() - began, f"{NPU} {self._options.platform}", genai.get_version(), compiled=1)
 
-    def _compiled(self, **export: Any) -> genai.LLMPipeline:
+    def _compiled(self, exported: Path | None = None) -> genai.LLMPipeline:
         options = self._options
+        export = {"EXPORT_BLOB": "YES", "BLOB_PATH": str(exported / _BLOB), **SMALL} if exported is not None else {}
         properties = npu_properties(
             emulated=self._spec.emulated,
             cache_dir=options.cache_dir,

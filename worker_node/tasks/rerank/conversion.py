@@ -110,10 +110,7 @@ _UNUSED = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
 def build_cross_encoder(config: CrossEncoderConfig, tensors: Tensors) -> ov.Model:
-    """Build the graph.
-
-    Raises ConversionFailed when a tensor is missing, has another shape than the configuration says, or is left over.
-    """
+    """Build the graph. Raises ConversionFailed when a tensor is missing, misshapen or left over."""
     bert, prefix = config.bert, config.family.prefix
     weights = Weights(tensors, frozenset(prefix + name for name in _UNUSED))
     parameters = [text_input(INPUT_IDS), text_input(ATTENTION_MASK)]

@@ -50,7 +50,6 @@ class RerankReply:
 
     @property
     def scores(self) -> npt.NDArray[np.float64]:
-        """How well each document matches, from 0 to 1."""
         return 1.0 / (1.0 + np.exp(-np.clip(self.logits, -700.0, 700.0)))
 
     def ranking(self) -> list[int]:
@@ -59,11 +58,7 @@ class RerankReply:
 
 
 def log_odds(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """The log-odds of a match, f64 [n], from a classifier's logits, f32 [n, labels].
-
-    With one label that is its logit (so the score is its sigmoid); with two the second's less the first's (so the score
-    is the softmax of the second).
-    """
+    """The log-odds of a match, f64 [n], from a classifier's logits, f32 [n, labels], of one label or two (no, yes)."""
     wide = rows.astype(np.float64)
     return wide[:, 0] if wide.shape[1] == 1 else wide[:, 1] - wide[:, 0]
 
@@ -94,8 +89,7 @@ async def rerank(
     """Return how well each document matches the query, by the model of that `name` or the node's default one.
 
     Documents are cut at their end to `max_document_tokens`, and with `truncate` to what the model has room for. Errors
-    call them by the request's `field`. Raises ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded,
-    DeadlineExceeded, EngineUnavailable, ModelLoading, DeviceUnavailable, NpuNotProven.
+    call them by the request's `field`.
     """
     count = len(documents)
     with services.tracing.operation("rerank", {"npu.texts": count}) as operation:

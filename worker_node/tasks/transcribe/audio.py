@@ -14,6 +14,7 @@ import errno
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -45,27 +46,33 @@ _DAMAGED_PACKETS = 50
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+@contextmanager
+def full_disk_reported(directory: Path) -> Iterator[None]:
+    """Raise InsufficientStorage where a write below the directory fails for want of space."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise InsufficientStorage(f"the disk with {directory} is full; free space, or set TMPDIR") from None
+
+
 def decode_audio(source: str, target: str, max_seconds: float) -> float:
     """Write the first audio stream of the file `source` to `target` as mono 16-bit PCM, 16 kHz; returns seconds.
 
     Raises BadRequest (`file`) when it is not audio that FFmpeg reads, damaged throughout, empty, too short or too
     long, and InsufficientStorage.
     """
-    try:
-        with Path(source).open("rb") as stream, Path(target).open("wb") as output:
-            return _decode_stream(stream, output, max_seconds)
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise InsufficientStorage(f"the disk with {Path(target).parent} is full; free space, or set TMPDIR") from None
-
-
-def _decode_stream(stream: BinaryIO, output: BinaryIO, max_seconds: float) -> float:
     import av  # noqa: PLC0415
     from av.error import FFmpegError  # noqa: PLC0415
 
     try:
-        with av.open(stream, "r", options=_CLOSED, metadata_errors="ignore") as container:
+        with (
+            full_disk_reported(Path(target).parent),
+            Path(source).open("rb") as stream,
+            Path(target).open("wb") as output,
+            av.open(stream, "r", options=_CLOSED, metadata_errors="ignore") as container,
+        ):
             # Some headers have the time of the end: pieces of a live stream begin late.
             begin = max(0, container.start_time or 0)
             if container.duration is not None and (container.duration - begin) / av.time_base > max_seconds:

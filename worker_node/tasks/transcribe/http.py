@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from worker_node.http.middleware import note_failure
 from worker_node.http.replies import Reply, describe_error, json_response
 from worker_node.http.routes import EVENTS, JSON, TEXT, ApiOperation, TaskApi
 from worker_node.http.sse import EventStream
+from worker_node.tasks.transcribe.audio import full_disk_reported
 from worker_node.tasks.transcribe.building import TranscriptionModel
 from worker_node.tasks.transcribe.service import (
     SpeechMetrics,
@@ -179,7 +179,10 @@ async def read_form(request: web.Request, path: Path, most_bytes: int) -> tuple[
                 if not isinstance(part, BodyPartReader):
                     raise BadRequest("parts of multipart/form-data must not be multipart themselves")
                 if part.name == "file" and size is None:
-                    size = await _store(part, path, most_bytes, request)
+                    refusal = PayloadTooLarge(f"file: more than {most_bytes} bytes, the limit of this node")
+                    with full_disk_reported(path.parent), path.open("wb") as file:
+                        # A write to the page cache; only a full disk makes it slow.
+                        size = await _receive(part, request, file, most_bytes, refusal)
                 elif part.name == "file":
                     raise BadRequest("file: one file a request", param="file")
                 elif part.name is None:
@@ -207,18 +210,6 @@ async def _field(part: BodyPartReader, name: str, request: web.Request) -> str:
         return data.getvalue().decode()
     except UnicodeDecodeError:
         raise BadRequest(f"{name}: not UTF-8", param=name) from None
-
-
-async def _store(part: BodyPartReader, path: Path, most: int, request: web.Request) -> int:
-    try:
-        with path.open("wb") as file:
-            # A write to the page cache; only a full disk makes it slow.
-            refusal = PayloadTooLarge(f"file: more than {most} bytes, the limit of this node")
-            return await _receive(part, request, file, most, refusal)
-    except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            raise InsufficientStorage(f"the disk with {path.parent} is full; free space, or set TMPDIR") from None
-        raise
 
 
 async def _receive(part: BodyPartReader, request: web.Request, target: BinaryIO, most: int, refusal: NodeError) -> int:

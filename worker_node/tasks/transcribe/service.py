@@ -70,10 +70,7 @@ class Voice(NamedTuple):
 
 
 async def find_voice(manager: ModelManager, limits: AudioOptions, choice: VoiceChoice, deadline: float) -> Voice | None:
-    """How a request has silence skipped, None if it has not.
-
-    Raises UnsupportedParameter where it cannot be, and what `ModelManager.query_store` raises.
-    """
+    """How a request has silence skipped, None if it has not. Raises UnsupportedParameter where it cannot be."""
     if not (limits.vad if choice.wanted is None else choice.wanted):
         return None
     network = await manager.query_store(find_network, deadline)
@@ -105,10 +102,7 @@ class AudioDecoder:
         self._listening = PreparationPool(_LIMITS, ("openvino", find_speech.__module__))
 
     async def decode(self, source: Path, target: Path, most_seconds: float, deadline: float) -> float:
-        """Write mono PCM of 16 kHz to `target`; returns its seconds.
-
-        Raises BadRequest, Overloaded, DeadlineExceeded, EngineUnavailable.
-        """
+        """Write mono PCM of 16 kHz to `target`; returns its seconds. Raises as `PreparationPool.run`."""
         arguments = (str(source), str(target), most_seconds)
         return float(await self._decoding.run(decode_audio, *arguments, deadline=deadline, param=_FILE))
 
@@ -132,22 +126,10 @@ class SpeechMetrics:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SpokenPart:
-    """What was said in one window; times count from the beginning of the audio."""
-
-    text: str
-    segments: tuple[Span, ...]
-    words: tuple[Span, ...]
-
-
 async def find_model(
     services: Services, name: str | None, wanted: TranscribeJob, context: RequestContext
 ) -> TranscriptionModel:
-    """The model of a request, which is refused here, before its audio is decoded, if it cannot be served.
-
-    Raises ModelNotFound, BadRequest, UnsupportedParameter (a language that the model does not know), Overloaded.
-    """
+    """The model of a request, which is refused here, before its audio is decoded, if it cannot be served."""
     model = await services.manager.model_of(KIND, TranscriptionModel, name, context.deadline)
     if not model.multilingual:
         if wanted.translate:
@@ -230,17 +212,24 @@ class Transcription:
     busy: Busy = NOT_MEASURED
     heard_s: float = 0.0
     complete: bool = False
-    _first: SpokenPart | None = None
+    _first: Transcript | None = None
     _answered: bool = False
 
     async def begin(self) -> None:
         """Do the first window with speech, which decides device and language."""
         self._first = await self._next()
-        if not self._answered:
-            # Without speech the answer still names a device, which must have run something.
+        if self._answered:
+            return
+        if self.context.require_device is not None:
+            # The required device must have run something to prove it.
             await self._ask(bytes(SAMPLE_BYTES * RATE))
+        else:
+            selection = await select_placement(self._demand(self.wanted), self.context)
+            self.operation.routed(selection.route)
+            self.language = self.wanted.language
+            self.route, self.timing = selection.route, Timing(0.0, (time.monotonic() - self.began) * 1e3, 0.0, 0.0)
 
-    async def parts(self) -> AsyncIterator[SpokenPart]:
+    async def parts(self) -> AsyncIterator[Transcript]:
         part = self._first
         try:
             while part is not None:
@@ -252,7 +241,7 @@ class Transcription:
             raise
         self.complete = True
 
-    async def _next(self) -> SpokenPart | None:
+    async def _next(self) -> Transcript | None:
         """The next window with speech; None when the audio is over."""
         while (window := await asyncio.to_thread(next_window, self.pcm, self.regions)) is not None:
             samples = await asyncio.to_thread(read_samples, self.pcm, window)
@@ -261,9 +250,8 @@ class Transcription:
                 return _spoken(window, await self._ask(samples.tobytes()))
         return None
 
-    async def _ask(self, samples: bytes) -> Transcript:
-        context, model = self.context, self.model
-        job = msgspec.structs.replace(self.wanted, samples=samples, language=self.wanted.language or self.language)
+    def _demand(self, job: TranscribeJob) -> Demand:
+        model = self.model
         needs: frozenset[Feature] = NOTHING
         if model.multilingual and self.wanted.language is None:
             needs = needs | {"language_detection"}
@@ -271,11 +259,18 @@ class Transcription:
             needs = needs | {"word_timestamps"}
 
         # The head of the reply may be out, and names the device of the first window.
-        require = self.route.device if self._answered else context.require_device
+        require = self.route.device if self._answered else self.context.require_device
         size = job.prompt_tokens
-        demand = Demand(model.id, model.placements, size, size, require=require, needs=needs)
+        return Demand(model.id, model.placements, size, size, require=require, needs=needs)
+
+    async def _ask(self, samples: bytes) -> Transcript:
+        context = self.context
+        job = msgspec.structs.replace(self.wanted, samples=samples, language=self.wanted.language or self.language)
+        demand = self._demand(job)
         prepared = time.monotonic()
-        run = SingleRun(demand, context, job, Transcript, 1, lambda _limits: TokenCost(size), self.began, prepared)
+        run = SingleRun(
+            demand, context, job, Transcript, 1, lambda _limits: TokenCost(job.prompt_tokens), self.began, prepared
+        )
         selection = await select_placement(demand, context)
         if not self._answered:
             self.operation.routed(selection.route)
@@ -304,10 +299,13 @@ def _silent(samples: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> bool:
     return bool(np.sqrt((frames**2).mean(axis=1)).max() < _SILENCE)
 
 
-def _spoken(window: Window, transcript: Transcript) -> SpokenPart:
+def _spoken(window: Window, transcript: Transcript) -> Transcript:
+    """What was said in one window; times count from the beginning of the audio."""
+
     def moved(span: Span) -> Span:
         # A model hears 30 s, whatever the window has, and may name times after its end.
         begin, end = (window.begin / RATE + min(time, window.seconds) for time in (span.begin, span.end))
         return Span(begin, end, span.text)
 
-    return SpokenPart(transcript.text, tuple(map(moved, transcript.segments)), tuple(map(moved, transcript.words)))
+    segments, words = tuple(map(moved, transcript.segments)), tuple(map(moved, transcript.words))
+    return msgspec.structs.replace(transcript, segments=segments, words=words)

@@ -5,6 +5,7 @@ import itertools
 import logging
 import random
 import time
+import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 from unittest import mock
@@ -185,7 +186,10 @@ class _Run:
             self.steady.append(began)
 
     async def _send(self, call):
-        common = {"timeout": call.timeout, "model": call.model}
+        # Half of the prompts are turns of a few conversations.
+        session = zlib.crc32(call.texts[0].encode()) % 16
+        headers = {"X-Session-Id": str(session)} if session < 8 else None
+        common = {"timeout": call.timeout, "model": call.model, "extra_headers": headers}
         if call.kind == "embed":
             result = await self.client.embed_result(call.texts[0], **common)
             self._check_rows(call, [result.vector], result.space)

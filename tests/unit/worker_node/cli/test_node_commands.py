@@ -164,7 +164,7 @@ def test_show_tells_the_facts_one_a_line(api, capsys):
         (
             "qwen3-1.7b",
             "CPU, GPU",
-            {"install": "npu-node pull qwen3-1.7b (its size: npu-node pull --check qwen3-1.7b)"},
+            {"install": "npu-node pull qwen3-1.7b (about 1.0 GB; exactly: npu-node pull --check qwen3-1.7b)"},
         ),
         ("smollm2", "CPU, GPU, NPU", {"install": "npu-node pull smollm2-135m-instruct", "download": "93 MB"}),
         ("silero-vad", "CPU", {"state": "not installed"}),

@@ -20,6 +20,7 @@ ADDRESS = "0000:00:0b.0"
 PCI = f"sys/bus/pci/devices/{ADDRESS}"
 LIB = "usr/lib/x86_64-linux-gnu"
 FIRMWARE = "lib/firmware/intel/vpu/vpu_40xx_v1.bin.zst"
+OTHER_FIRMWARE = "lib/firmware/intel/vpu/vpu_37xx_v1.bin"
 COUNTER = "sys/class/accel/accel0/device/npu_busy_time_us"
 PACKAGES = ("intel-driver-compiler-npu", "intel-fw-npu", "intel-level-zero-npu")
 NPU = DeviceInfo("NPU", {"NPU_DRIVER_VERSION": "1019", "NPU_COMPILER_VERSION": "7"})
@@ -207,7 +208,7 @@ def given_to_a_virtual_machine(case):
     (case.root / PCI / "driver").symlink_to("../../drivers/vfio-pci")
 
 
-def outside_the_group(case):
+def closed_to_this_user(case):
     case.machine.allowed = False
 
 
@@ -215,42 +216,32 @@ def lacking(path):
     return lambda case: (case.root / path).unlink()
 
 
-def with_firmware_of_another_chip(case):
-    (case.root / FIRMWARE).rename(case.root / "lib/firmware/intel/vpu/vpu_37xx_v1.bin")
-
-
 def logging_of(line):
-    def log(case):
-        case.machine.kernel_log = f"usb 1-1: boot failed -110\n{line}\n"
-
-    return log
+    return lambda case: setattr(case.machine, "kernel_log", f"usb 1-1: boot failed -110\n{line}\n")
 
 
-def with_kernel(release):
+def with_kernel(release, driver="1.10.0"):
     def boot(case):
         write(case.root, "proc/sys/kernel/osrelease", release)
-        packages(case.root, every="1.10.0")
+        packages(case.root, every=driver)
 
     return boot
 
 
 def seeing(probe):
-    def see(case):
-        case.probe = probe
-
-    return see
+    return lambda case: setattr(case, "probe", probe)
 
 
 FAULTS = [
     (in_a_cloud_kernel, "kernel-driver", "linux-image-amd64"),
     (given_to_a_virtual_machine, "kernel-driver", "vfio-pci/unbind"),
-    (outside_the_group, "device-access", "usermod -a -G render ann; then log in again"),
+    (closed_to_this_user, "device-access", "usermod -a -G render ann; then log in again"),
     (lacking(f"{LIB}/libze_intel_npu.so.1"), "user-mode-driver", "intel-level-zero-npu"),
     (lacking(f"{LIB}/libnpu_driver_compiler.so"), "compiler", "intel-driver-compiler-npu"),
     (lacking(f"{LIB}/libze_loader.so.1"), "level-zero-loader", "libze1"),
     (lacking(COUNTER), "busy-counter", "6.11"),
     (lambda case: write(case.root, COUNTER, "many"), "busy-counter", "6.11"),
-    (with_firmware_of_another_chip, "firmware-file", "firmware-intel-misc"),
+    (lambda case: (case.root / FIRMWARE).rename(case.root / OTHER_FIRMWARE), "firmware-file", "firmware-intel-misc"),
     (lambda case: packages(case.root, fw="1.27"), "firmware-mismatch", "of one release"),
     (logging_of("MAPPED_INFERENCE_VERSION is NOT compatible with the ELF"), "firmware-compiler", "modprobe intel_vpu"),
     (logging_of("intel_vpu: ivpu_boot(): Failed to boot the firmware: -110"), "firmware-boot", "ESXi"),

@@ -26,7 +26,7 @@ def test_results_that_have_begun_go_on_until_they_must_end(monkeypatch, begins, 
         monkeypatch.setattr(process.time, "monotonic", loop.time)
         job = SimpleNamespace(id=7, deadline=DEADLINE, ends=ends)
         edge = SimpleNamespace(cancel=lambda number: seen.append((number, loop.time())))
-        results = JobResults(edge, job, int)
+        results = JobResults(edge, job, int, suspect=False)
         if begins:
             results.coming.set_result(1)
             results.coming = loop.create_future()

@@ -38,16 +38,12 @@ def node(draining=False, **models):
 @pytest.mark.parametrize(
     ("models", "status"),
     [
-        ({"a": [READY], "b": [READY]}, "ready"),
         ({"a": [READY, FAILED]}, "ready"),
         ({"a": [UNLOADED], "b": [READY]}, "ready"),
         ({"a": [READY], "b": [STARTING]}, "degraded"),
-        ({"a": [READY], "b": [BACKING_OFF]}, "degraded"),
         ({"a": [READY], "b": [FAILED]}, "degraded"),
         ({"a": [QUARANTINED, READY]}, "degraded"),
-        ({"a": [FAILED, READY], "b": [STARTING]}, "degraded"),
         ({"a": [QUARANTINED, UNLOADED]}, "degraded"),
-        ({"a": [STARTING], "b": [STARTING]}, "starting"),
         ({"a": [BACKING_OFF]}, "starting"),
         ({"a": [FAILED], "b": [STARTING]}, "starting"),
         ({"a": [FAILED], "b": [QUARANTINED]}, "failed"),

@@ -103,11 +103,15 @@ WITHOUT_EFFECT = [
     ("/v1/chat/completions", {"response_format": FORM}, UNIQUE),
     ("/v1/chat/completions", {"response_format": FORM, "stream": True}, UNIQUE),
     ("/v1/completions", CHOICE, "stop"),
+    ("/v1/responses", {"text": {"format": {"type": "json_object"}}, "stop": ["x"]}, "stop"),
+    ("/api/chat", {"format": "json", "options": {"stop": ["x"]}}, "stop"),
+    ("/api/chat", {"format": "json", "options": {"ignore_eos": True}}, "ignore_eos"),
     ("/v1/responses", {"tools": [{"type": "web_search"}]}, "tools.web_search"),
     ("/v1/responses", {"store": True}, "store"),
     ("/v1/messages", {"tools": [SEARCH]}, "tools.web_search_20250305"),
     ("/v1/messages/count_tokens", {"tools": [SEARCH]}, "tools.web_search_20250305"),
     ("/api/generate", {"shift": True}, "shift"),
+    ("/api/chat", {"format": {"type": "array", "items": {"enum": ["a"]}, "contains": {}}}, "format.contains"),
 ]
 
 
@@ -154,8 +158,8 @@ async def test_hostile_names_cannot_break_out_of_the_header_or_the_metrics(clien
         assert reply.status == 200
         assert len(reply.headers[HEADER]) < 1500
         assert "and-more;fields=984" in listed(reply)
-    for number in range(300):
+    for number in range(100):
         await post(client, "/v1/chat/completions", **{f"g{number}": 1})
     samples = [s for m in node.telemetry.ignored_fields.collect() for s in m.samples]
     assert len(samples) == 65
-    assert {s.labels["field"]: s.value for s in samples}["other"] > 200
+    assert {s.labels["field"]: s.value for s in samples}["other"] > 50

@@ -1,7 +1,9 @@
 """An event loop whose clock jumps to the next timer, so that hours pass at once and in one order."""
 
 import asyncio
+import inspect
 import selectors
+from functools import partial
 
 import pytest
 
@@ -46,12 +48,32 @@ def run_in(make, scenario):
     async def main():
         world = make()
         try:
+            await world.begin()
             await scenario(world)
         finally:
             await world.manager.stop()
         assert not world.machine.memory, "a process was left behind"
 
     run_jumping(main)
+
+
+def in_worlds_of(make):
+    """A decorator of tests in a world: `make` gets its options, and those of a test's arguments that it names."""
+
+    def in_world(**options):
+        def decorate(test):
+            def run(**given):
+                known = {name: given[name] for name in inspect.signature(make).parameters if name in given}
+                run_in(partial(make, **known, **options), lambda world: test(world, **given))
+
+            run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
+            arguments = list(inspect.signature(test).parameters.values())[1:]
+            run.__signature__ = inspect.Signature(arguments)
+            return run
+
+        return decorate
+
+    return in_world
 
 
 def manager_over(models, machine, clock, budget=None):

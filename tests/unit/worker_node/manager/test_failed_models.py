@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker_node.core.errors import EngineUnavailable, ModelNotFound
+from worker_node.core.errors import EngineUnavailable, HubUnreachable, ModelNotFound
 from worker_node.core.types import ModelKind
 from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
@@ -117,6 +117,14 @@ async def test_a_deleted_model_of_the_settings_is_failed_until_it_is_pulled_agai
     await manager.pull("sound", Progress())
     assert manager.failed == []
     assert [served.id for served in manager.models] == ["sound", "hurt"], "in the settings' order"
+
+
+async def test_a_pull_that_reaches_no_hub_fails_with_a_code_of_its_own_and_the_model(copied, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    manager = ModelManager([], ModelStore(copied), pytest.fail)
+    with pytest.raises(HubUnreachable) as failed:
+        await manager.pull("maker/tiny", Progress())
+    assert (failed.value.code, failed.value.status, failed.value.model) == ("hub_unreachable", 424, "tiny")
 
 
 @pytest.mark.parametrize("configured", [True, False])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.services import manager_of
-from worker_node.core.errors import BadRequest, DownloadFailed, ModelNotFound, Overloaded
+from worker_node.core.errors import BadRequest, DownloadFailed, ModelNotFound
 from worker_node.core.types import ModelKind
 from worker_node.manager.served import Names
 from worker_node.manager.work import BoundedWork
@@ -52,26 +52,11 @@ async def test_a_damaged_model_is_not_listed_not_served_and_can_be_deleted(store
         await manager.delete("broken")
 
 
-def bounded():
-    stopped = partial(DownloadFailed, "the node is shutting down")
-    return BoundedWork(8, "8 models are being pulled", 30.0, stopped)
-
-
-async def test_more_work_than_the_bound_is_refused():
-    go, work = asyncio.Event(), bounded()
-    running = [work.start(go.wait(), f"model {n}") for n in range(8)]
-    with pytest.raises(Overloaded, match="8 models are being pulled"):
-        work.start(go.wait(), "one more")
-    go.set()
-    await asyncio.gather(*running)
-    assert await work.result(work.start(go.wait(), "one more"))
-
-
 async def test_a_failure_reaches_the_caller_and_closing_ends_what_runs():
     async def fail():
         raise DownloadFailed("no network")
 
-    work = bounded()
+    work = BoundedWork(8, "8 models are being pulled", 30.0, partial(DownloadFailed, "the node is shutting down"))
     with pytest.raises(DownloadFailed, match="no network"):
         await work.result(work.start(fail(), "fail"))
     waiting = asyncio.create_task(work.result(work.start(asyncio.Event().wait(), "hang")))

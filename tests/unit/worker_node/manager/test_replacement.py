@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
-from tests.unit.worker_node.manager.jumping import manager_over, run_in
+from tests.unit.worker_node.manager.jumping import in_worlds_of, manager_over, run_in
 from worker_node.core.errors import ModelNotFound, NodeError
 from worker_node.core.types import Device, RequestContext
 from worker_node.engines.protocol import EngineState
@@ -34,6 +34,10 @@ class World:
         first = self.form()
         self.manager = manager_over([first], self.machine, self.clock, budget)
         self.manager.start()
+
+    async def begin(self):
+        await asyncio.sleep(30)  # what is loaded with the node
+        await self.request(CPU, LONG_S)
 
     def form(self, npu_s=3.0, cpu_s=20.0, *, lazy=False, failures=(), sizes=(100, 100)):
         """The next form of `m`. The NPU's engine takes no request for several answers, as a real one does not."""
@@ -75,129 +79,110 @@ class World:
         return engine.name, place.loading_s
 
 
-def run(scenario, **options):
-    async def loaded(world):
-        await asyncio.sleep(30)  # what is loaded with the node
-        await world.request(CPU, LONG_S)
-        await scenario(world)
-
-    run_in(partial(World, **options), loaded)
+in_world = in_worlds_of(World)
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["loaded on demand", "loaded with the node"])
-def test_the_first_device_never_waits_for_a_change_and_the_second_one_load(eager):
-    async def scenario(world):
-        changing = world.change(world.form(cpu_s=9.0))
-        served = []
-        while not changing.done() or len(served) < 10:
-            form, waited = await world.request(NPU)
-            assert waited == 0
-            served.append(form)
-            await asyncio.sleep(1)
-        assert await changing is None
-        assert served == sorted(served), "from the earlier form to the later one, once"
-        assert 2 <= served.count("form 1") <= 4
-        form, waited = await world.request(CPU, limit_s=10.0, needs=frozenset({"n"}))
-        assert (form, waited <= 9) == ("form 2", True)
-        assert len(world.machine.memory) == 2
-
-    run(scenario, eager=eager)
+@in_world()
+async def test_the_first_device_never_waits_for_a_change_and_the_second_one_load(world, eager):
+    changing = world.change(world.form(cpu_s=9.0))
+    served = []
+    while not changing.done() or len(served) < 10:
+        form, waited = await world.request(NPU)
+        assert waited == 0
+        served.append(form)
+        await asyncio.sleep(1)
+    assert await changing is None
+    assert served == sorted(served), "from the earlier form to the later one, once"
+    assert 2 <= served.count("form 1") <= 4
+    form, waited = await world.request(CPU, limit_s=10.0, needs=frozenset({"n"}))
+    assert (form, waited <= 9) == ("form 2", True)
+    assert len(world.machine.memory) == 2
 
 
-def test_a_model_that_is_loaded_on_demand_is_changed_without_a_wait_where_it_is_loaded():
-    async def scenario(world):
-        await world.change(world.form(lazy=True))
-        assert await world.request(NPU) == ("form 2", 0)
-        await asyncio.sleep(30)
-        world.manager.unload(world.model)
-        await asyncio.sleep(5)
-        await world.change(world.form(lazy=True))
-        assert not world.machine.memory, "what was not loaded is not loaded for a change"
-
-    run(scenario)
+@in_world()
+async def test_a_model_that_is_loaded_on_demand_is_changed_without_a_wait_where_it_is_loaded(world):
+    await world.change(world.form(lazy=True))
+    assert await world.request(NPU) == ("form 2", 0)
+    await asyncio.sleep(30)
+    world.manager.unload(world.model)
+    await asyncio.sleep(5)
+    await world.change(world.form(lazy=True))
+    assert not world.machine.memory, "what was not loaded is not loaded for a change"
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["loaded on demand", "loaded with the node"])
-def test_where_memory_holds_only_one_of_them_requests_wait_for_the_later_form(eager):
+@in_world(budget=350)
+async def test_where_memory_holds_only_one_of_them_requests_wait_for_the_later_form(world, eager):
     """Two forms on the NPU and one on the CPU fit."""
-
-    async def scenario(world):
-        began = world.clock()
-        assert await world.change(world.form()) is None
-        assert world.clock() - began == 3.0
-        if eager:
-            form, waited = await world.request(limit_s=21.0)
-            assert (form, 19 <= waited <= 21) == ("form 2", True)
-        else:
-            assert (await world.request(limit_s=LONG_S))[0] == "form 2"
-        assert len(world.machine.memory) == 2
-
-    run(scenario, budget=350, eager=eager)
+    began = world.clock()
+    assert await world.change(world.form()) is None
+    assert world.clock() - began == 3.0
+    if eager:
+        form, waited = await world.request(limit_s=21.0)
+        assert (form, 19 <= waited <= 21) == ("form 2", True)
+    else:
+        assert (await world.request(limit_s=LONG_S))[0] == "form 2"
+    assert len(world.machine.memory) == 2
 
 
-def test_a_form_that_cannot_be_loaded_on_the_first_device_leaves_the_earlier_one():
-    async def scenario(world):
-        before = world.model
-        problem = await world.change(world.form(failures=[True]))
-        assert "could not be loaded on NPU with its new settings, and serves with the earlier ones" in problem
-        assert world.model is before
-        assert [await world.request(device) for device in (NPU, CPU)] == [("form 1", 0)] * 2
-        assert len(world.machine.memory) == 2, "what was loaded of the later form is gone"
-
-    run(scenario)
+@in_world()
+async def test_a_form_that_cannot_be_loaded_on_the_first_device_leaves_the_earlier_one(world):
+    before = world.model
+    problem = await world.change(world.form(failures=[True]))
+    assert "could not be loaded on NPU with its new settings, and serves with the earlier ones" in problem
+    assert world.model is before
+    assert [await world.request(device) for device in (NPU, CPU)] == [("form 1", 0)] * 2
+    assert len(world.machine.memory) == 2, "what was loaded of the later form is gone"
 
 
 @pytest.mark.parametrize("second", [3.0, 4.0, 22.0], ids=["while it loads", "when it is ready", "at the end"])
 @pytest.mark.parametrize("which", [0, 1], ids=["NPU", "CPU"])
 @pytest.mark.parametrize("of_the_later", [False, True], ids=["earlier form", "later form"])
-def test_an_engine_that_is_killed_during_a_change_costs_no_more_than_its_own_restart(
-    monkeypatch, of_the_later, which, second
+@in_world()
+async def test_an_engine_that_is_killed_during_a_change_costs_no_more_than_its_own_restart(
+    world, monkeypatch, of_the_later, which, second
 ):
-    async def scenario(world):
-        old, new = world.model, world.form()
-        changing = world.change(new)
-        await asyncio.sleep(second - 1)
-        killed = (new if of_the_later else old).placements[which].engine
-        if killed.state is EngineState.STARTING:
-            killed._task.cancel()
-        if killed.pid is not None:
-            killed._end(EngineState.BACKING_OFF)
+    old, new = world.model, world.form()
+    changing = world.change(new)
+    await asyncio.sleep(second - 1)
+    killed = (new if of_the_later else old).placements[which].engine
+    if killed.state is EngineState.STARTING:
+        killed._task.cancel()
+    if killed.pid is not None:
+        killed._end(EngineState.BACKING_OFF)
 
-        def restarted():
-            if killed.state is EngineState.BACKING_OFF:
-                killed._end(EngineState.UNLOADED)
+    def restarted():
+        if killed.state is EngineState.BACKING_OFF:
+            killed._end(EngineState.UNLOADED)
 
-        restart = asyncio.get_running_loop().call_later(2, restarted)
-        problem = await changing
-        restart.cancel()
-        if problem is not None:
-            assert of_the_later
-            assert world.model is old
-        serves = killed in [placement.engine for placement in world.model.placements]
-        for device in (NPU, CPU) * (not serves):
-            await world.request(device, limit_s=25.0)
-        await asyncio.sleep(50)
-        assert len(world.machine.memory) == 2 - (serves and killed.pid is None)
-
-    run(scenario)
+    restart = asyncio.get_running_loop().call_later(2, restarted)
+    problem = await changing
+    restart.cancel()
+    if problem is not None:
+        assert of_the_later
+        assert world.model is old
+    serves = killed in [placement.engine for placement in world.model.placements]
+    for device in (NPU, CPU) * (not serves):
+        await world.request(device, limit_s=25.0)
+    await asyncio.sleep(50)
+    assert len(world.machine.memory) == 2 - (serves and killed.pid is None)
 
 
 @pytest.mark.parametrize("drain", [False, True])
-def test_a_model_that_is_removed_during_a_change_is_gone_in_both_forms(drain):
-    async def scenario(world):
-        old = world.model
-        changing = world.change(world.form())
-        busy = asyncio.create_task(world.request(work_s=5.0 if drain else 0.0))
-        await asyncio.sleep(1)
-        removing = world.manager.replacement.retire(old, drain=drain)
-        assert "m was removed" in await changing
-        await asyncio.gather(removing, busy)
-        with pytest.raises(ModelNotFound):
-            world.manager.names.find("m")
-        assert not world.manager.models
-        assert not world.machine.memory
-
-    run(scenario)
+@in_world()
+async def test_a_model_that_is_removed_during_a_change_is_gone_in_both_forms(world, drain):
+    old = world.model
+    changing = world.change(world.form())
+    busy = asyncio.create_task(world.request(work_s=5.0 if drain else 0.0))
+    await asyncio.sleep(1)
+    removing = world.manager.replacement.retire(old, drain=drain)
+    assert "m was removed" in await changing
+    await asyncio.gather(removing, busy)
+    with pytest.raises(ModelNotFound):
+        world.manager.names.find("m")
+    assert not world.manager.models
+    assert not world.machine.memory
 
 
 def test_random_changes_within_a_budget_end_and_leave_nothing_waiting(long):
@@ -232,4 +217,4 @@ def test_random_changes_within_a_budget_end_and_leave_nothing_waiting(long):
 
     for seed in range(60 if long else 6):
         for budget in (210, 250, 310, 350, 410):
-            run(seeded(seed, budget), budget=budget)
+            run_in(partial(World, budget=budget), seeded(seed, budget))

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
-from tests.unit.worker_node.manager.jumping import manager_over, run_in
+from tests.unit.worker_node.manager.jumping import in_worlds_of, manager_over
 from worker_node.core.errors import DeadlineExceeded, InsufficientMemory
 from worker_node.core.types import RequestContext
 from worker_node.engines.protocol import EngineState
@@ -23,6 +23,9 @@ class Case:
         self.clock = asyncio.get_running_loop().time
         self.budget = None
         self.models = []
+
+    async def begin(self):
+        """Each test starts the manager over models of its own."""
 
     def add(self, name, devices=("CPU",), *, pinned=False, idle_unload_s=None, **engine):
         engines = [ScriptedEngine(name, device, self.machine, **engine) for device in devices]
@@ -49,15 +52,10 @@ def state(model, index=0):
     return model.placements[index].engine.state
 
 
-def over_jumping_time(test):
-    def run():
-        run_in(Case, test)
-
-    run.__name__ = test.__name__
-    return run
+in_world = in_worlds_of(Case)
 
 
-@over_jumping_time
+@in_world()
 async def test_a_model_is_unloaded_when_it_was_idle_for_so_long(case):
     model = case.add("m", pinned=True)
     case.start()
@@ -71,7 +69,7 @@ async def test_a_model_is_unloaded_when_it_was_idle_for_so_long(case):
     assert case.manager.expires_in(model) is None
 
 
-@over_jumping_time
+@in_world()
 async def test_the_time_counts_from_the_end_of_the_last_request(case):
     model = case.add("m", idle_unload_s=60.0)
     case.start()
@@ -89,7 +87,7 @@ async def test_the_time_counts_from_the_end_of_the_last_request(case):
     assert state(model) is EngineState.UNLOADED
 
 
-@over_jumping_time
+@in_world()
 async def test_a_model_in_use_or_being_loaded_is_unloaded_afterwards(case):
     model = case.add("m", load_s=10.0)
     case.start()
@@ -104,7 +102,7 @@ async def test_a_model_in_use_or_being_loaded_is_unloaded_afterwards(case):
     assert state(model) is EngineState.UNLOADED
 
 
-@over_jumping_time
+@in_world()
 async def test_waiters_share_a_load_and_each_keeps_its_own_deadline(case):
     model = case.add("m", load_s=10.0)
     case.start()
@@ -119,7 +117,7 @@ async def test_waiters_share_a_load_and_each_keeps_its_own_deadline(case):
     assert model.placements[0].engine.loads == 1
 
 
-@over_jumping_time
+@in_world()
 async def test_one_load_at_a_time_on_a_device_in_the_order_of_asking(case):
     first, second, third = (case.add(name, load_s=10.0) for name in "abc")
     elsewhere = case.add("d", ("NPU",), load_s=10.0)
@@ -135,7 +133,7 @@ async def test_one_load_at_a_time_on_a_device_in_the_order_of_asking(case):
     assert [name for what, name, *_ in case.machine.events] == ["b", "d", "a", "c"]
 
 
-@over_jumping_time
+@in_world()
 async def test_a_request_waits_for_memory_as_long_as_the_load_could_end_in_time_and_is_told_what_holds_it(case):
     case.budget = 150 * MB
     busy, wanted = case.add("busy", size=100 * MB), case.add("wanted", size=100 * MB)
@@ -159,7 +157,7 @@ async def test_a_request_waits_for_memory_as_long_as_the_load_could_end_in_time_
     assert (state(busy), state(wanted)) == (EngineState.UNLOADED, EngineState.READY)
 
 
-@over_jumping_time
+@in_world()
 async def test_a_model_larger_than_the_budget_is_refused_at_once_whatever_time_there_is(case):
     case.budget = 50 * MB
     wanted = case.add("wanted", size=100 * MB)
@@ -172,7 +170,7 @@ async def test_a_model_larger_than_the_budget_is_refused_at_once_whatever_time_t
     assert case.clock() == began
 
 
-@over_jumping_time
+@in_world()
 async def test_a_load_that_nobody_waits_for_any_more_is_not_begun(case):
     first, second, third = case.add("a", load_s=10.0), case.add("b"), case.add("c")
     case.start()
@@ -188,7 +186,7 @@ async def test_a_load_that_nobody_waits_for_any_more_is_not_begun(case):
         assert (model.placements[0].engine.loads, model.state()) == (0, ModelState.UNLOADED)
 
 
-@over_jumping_time
+@in_world()
 async def test_the_next_placement_is_loaded_once_when_an_engine_goes_down(case):
     model = case.add("m", ("NPU", "CPU"), pinned=True, failures=[True])
     model.placements[1].engine.failures = []

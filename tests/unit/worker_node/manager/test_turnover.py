@@ -3,12 +3,11 @@
 import asyncio
 import math
 import random
-from functools import partial
 
 import pytest
 
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
-from tests.unit.worker_node.manager.jumping import manager_over, run_in
+from tests.unit.worker_node.manager.jumping import in_worlds_of, manager_over
 from worker_node.core.errors import ConfigurationError, ModelNotFound
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.served import FailedModel
@@ -45,18 +44,21 @@ class Node:
 class World:
     """A node's manager and reloader over a settings file that the test writes."""
 
-    def __init__(self, file, budget):
-        self.clock, self.file = asyncio.get_running_loop().time, file
+    def __init__(self, tmp_path, budget=None):
+        self.clock, self.file = asyncio.get_running_loop().time, tmp_path / "node.toml"
         self.machine = Machine()
         self.broken_models = set()
         self.write({"always": {}})
-        self.source = SettingsSource(file)
+        self.source = SettingsSource(self.file)
         settings = self.source.read()
         built = [self.build(model) for model in settings.models]
         self.manager = manager_over(built, self.machine, self.clock, budget)
         self.node = Node(settings, self.manager)
         self.reloader = Reloader(self.node, self.source, self.build)
         self.manager.start()
+
+    async def begin(self):
+        await asyncio.sleep(5)
 
     def write(self, models, **settings):
         self.file.write_text(text(models, **settings))
@@ -93,77 +95,69 @@ def at_once(monkeypatch):
     monkeypatch.setattr("worker_node.manager.replacement.gc.collect", lambda: None)
 
 
-def run(tmp_path, scenario, budget=None):
-    async def loaded(world):
-        await asyncio.sleep(5)
-        await scenario(world)
-
-    run_in(partial(World, tmp_path / "node.toml", budget), loaded)
+in_world = in_worlds_of(World)
 
 
 @pytest.mark.parametrize("budget", [None, 250, 110], ids=["much memory", "for two", "for one"])
-def test_fifty_reloads_under_load_lose_no_request(tmp_path, long, budget):
-    async def scenario(world):
-        rng = random.Random(3)
-        done, stop = [], asyncio.Event()
+@in_world()
+async def test_fifty_reloads_under_load_lose_no_request(world, tmp_path, long, budget):
+    rng = random.Random(3)
+    done, stop = [], asyncio.Event()
 
-        async def caller(name):
-            while not stop.is_set():
-                try:
-                    await world.request(name, rng.choice([0.0, 0.5, 4.0]))
-                    done.append(name)
-                except ModelNotFound:
-                    assert name == "sometimes", "a model that every file names is always found"
-                await asyncio.sleep(0.2)
+    async def caller(name):
+        while not stop.is_set():
+            try:
+                await world.request(name, rng.choice([0.0, 0.5, 4.0]))
+                done.append(name)
+            except ModelNotFound:
+                assert name == "sometimes", "a model that every file names is always found"
+            await asyncio.sleep(0.2)
 
-        names = ["always", "always", *(["sometimes"] if budget != 110 else [])]
-        callers = [asyncio.create_task(caller(name)) for name in names]
-        outcomes = set()
-        for number in range(500 if long else 50):
-            if rng.random() < 0.4:
-                world.file.write_text(rng.choice(BROKEN))
-                with pytest.raises(ConfigurationError, match=r"node\.toml"):
-                    await world.reloader.reload()
-                outcomes.add("rejected")
-            else:
-                models = {"always": {"max_outstanding": number + 1} if rng.random() < 0.5 else {}}
-                if rng.random() < 0.5 and "sometimes" in names:
-                    models["sometimes"] = {"idle_unload_s": rng.choice([50.0, 60.0])}
-                world.write(models)
-                report = await world.reloader.reload()
-                assert report.restart == ()
-                outcomes |= {name for name in ("added", "removed", "changed") if getattr(report, name)}
-            for task in callers:
-                assert not task.done(), task.exception()
-            await asyncio.sleep(rng.choice([0.0, 0.5, 10.0]))
-        stop.set()
-        await asyncio.gather(*callers)
-        assert len(done) > 50
-        assert outcomes >= {"rejected", "changed"}
-
-    run(tmp_path, scenario, budget)
+    names = ["always", "always", *(["sometimes"] if budget != 110 else [])]
+    callers = [asyncio.create_task(caller(name)) for name in names]
+    outcomes = set()
+    for number in range(500 if long else 50):
+        if rng.random() < 0.4:
+            world.file.write_text(rng.choice(BROKEN))
+            with pytest.raises(ConfigurationError, match=r"node\.toml"):
+                await world.reloader.reload()
+            outcomes.add("rejected")
+        else:
+            models = {"always": {"max_outstanding": number + 1} if rng.random() < 0.5 else {}}
+            if rng.random() < 0.5 and "sometimes" in names:
+                models["sometimes"] = {"idle_unload_s": rng.choice([50.0, 60.0])}
+            world.write(models)
+            report = await world.reloader.reload()
+            assert report.restart == ()
+            outcomes |= {name for name in ("added", "removed", "changed") if getattr(report, name)}
+        for task in callers:
+            assert not task.done(), task.exception()
+        await asyncio.sleep(rng.choice([0.0, 0.5, 10.0]))
+    stop.set()
+    await asyncio.gather(*callers)
+    assert len(done) > 50
+    assert outcomes >= {"rejected", "changed"}
 
 
-def test_reloads_whose_callers_left_run_one_after_the_other_and_the_last_file_holds(tmp_path):
-    async def scenario(world):
-        for number in (1, 2, 3):
-            world.write({"always": {"max_outstanding": number, "aliases": [f"file{number}"]}})
-            caller = asyncio.create_task(world.reloader.reload())
-            await asyncio.sleep(1)  # a load takes three seconds
-            caller.cancel()
-        world.write({"always": {"max_outstanding": 4, "aliases": ["file4"]}})
-        assert (await world.reloader.reload()).changed == ("always",)
-        assert (await world.manager.resolve("file4", math.inf)).id == "always"
-        for number in (1, 2, 3):
-            with pytest.raises(ModelNotFound):
-                await world.manager.resolve(f"file{number}", math.inf)
-        await asyncio.sleep(30)
-        assert len(world.machine.memory) == 1, "one engine, and none of the earlier files' any more"
-
-    run(tmp_path, scenario)
+@in_world()
+async def test_reloads_whose_callers_left_run_one_after_the_other_and_the_last_file_holds(world, tmp_path):
+    for number in (1, 2, 3):
+        world.write({"always": {"max_outstanding": number, "aliases": [f"file{number}"]}})
+        caller = asyncio.create_task(world.reloader.reload())
+        await asyncio.sleep(1)  # a load takes three seconds
+        caller.cancel()
+    world.write({"always": {"max_outstanding": 4, "aliases": ["file4"]}})
+    assert (await world.reloader.reload()).changed == ("always",)
+    assert (await world.manager.resolve("file4", math.inf)).id == "always"
+    for number in (1, 2, 3):
+        with pytest.raises(ModelNotFound):
+            await world.manager.resolve(f"file{number}", math.inf)
+    await asyncio.sleep(30)
+    assert len(world.machine.memory) == 1, "one engine, and none of the earlier files' any more"
 
 
-def test_every_setting_is_applied_or_named(tmp_path, caplog):
+@in_world()
+async def test_every_setting_is_applied_or_named(world, tmp_path, caplog):
     """Whichever setting a file changes, its name is in the report, and followers get what holds from now on."""
     values = {
         "api_keys": '["key-0123456789abcdef"]',
@@ -172,58 +166,47 @@ def test_every_setting_is_applied_or_named(tmp_path, caplog):
         "embedding_cache": 3,
         "unknown_fields": '"reject"',
     }
-
-    async def scenario(world):
-        world.write({"always": {}}, **values)
-        report = await world.reloader.reload()
-        assert sorted(report.applied) == ["api_keys", "max_texts", "unknown_fields"]
-        assert sorted(report.restart) == ["embedding_cache", "watchdog_s"]
-        (settings,) = world.node.adopted
-        assert (settings.max_texts, settings.unknown_fields, settings.watchdog_s) == (7, "reject", 30.0)
-        assert "need a restart of the node: embedding_cache, watchdog_s" in caplog.text.replace("watchdog_s, e", "e")
-
-    run(tmp_path, scenario)
+    world.write({"always": {}}, **values)
+    report = await world.reloader.reload()
+    assert sorted(report.applied) == ["api_keys", "max_texts", "unknown_fields"]
+    assert sorted(report.restart) == ["embedding_cache", "watchdog_s"]
+    (settings,) = world.node.adopted
+    assert (settings.max_texts, settings.unknown_fields, settings.watchdog_s) == (7, "reject", 30.0)
+    assert "need a restart of the node: embedding_cache, watchdog_s" in caplog.text.replace("watchdog_s, e", "e")
 
 
-def test_keys_stay_while_the_node_listens_where_others_reach_it(tmp_path):
-    async def scenario(world):
-        world.write({"always": {}}, host='"0.0.0.0"', api_keys='["key-0123456789abcdef"]')
-        world.node.settings = world.source.read()
-        world.write({"always": {}}, host='"127.0.0.1"')
-        with pytest.raises(ConfigurationError, match=r"listens at 0\.0\.0\.0 until it is restarted"):
-            await world.reloader.reload()
-        assert world.node.adopted == []
-
-    run(tmp_path, scenario)
+@in_world()
+async def test_keys_stay_while_the_node_listens_where_others_reach_it(world, tmp_path):
+    world.write({"always": {}}, host='"0.0.0.0"', api_keys='["key-0123456789abcdef"]')
+    world.node.settings = world.source.read()
+    world.write({"always": {}}, host='"127.0.0.1"')
+    with pytest.raises(ConfigurationError, match=r"listens at 0\.0\.0\.0 until it is restarted"):
+        await world.reloader.reload()
+    assert world.node.adopted == []
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "# node.toml\n"])
-def test_a_file_that_sets_nothing_is_refused_where_it_set_something_before(tmp_path, text):
-    async def scenario(world):
-        before = world.manager.names.find("always")
-        world.file.write_text(text)
-        with pytest.raises(ConfigurationError, match=r"node\.toml sets nothing.* middle of being written"):
-            await world.reloader.reload()
-        assert world.node.adopted == []
-        assert world.manager.names.find("always") is before
-        await world.request("always", 0.0)
-
-    run(tmp_path, scenario)
+@in_world()
+async def test_a_file_that_sets_nothing_is_refused_where_it_set_something_before(world, tmp_path):
+    before = world.manager.names.find("always")
+    world.file.write_text("# node.toml\n")
+    with pytest.raises(ConfigurationError, match=r"node\.toml sets nothing.* middle of being written"):
+        await world.reloader.reload()
+    assert world.node.adopted == []
+    assert world.manager.names.find("always") is before
+    await world.request("always", 0.0)
 
 
-def test_a_file_is_reloaded_when_it_has_changed_and_rests(tmp_path):
-    async def scenario(world):
-        before = world.manager.names.find("always")
-        watching = asyncio.create_task(follow_changes(world.file, world.reloader, asyncio.Event()))
-        await asyncio.sleep(2)
-        for length in range(1, 5):
-            world.file.write_text(text({"always": {}, "half-written" * length: {}}))
-            await asyncio.sleep(1)
-        world.file.write_text(text({"always": {}, "second": {}}))
-        await asyncio.sleep(5)
-        assert len(world.node.adopted) == 1, "a file that changes at every look is not read"
-        assert world.manager.names.find("always") is before
-        await world.request("second", 0.0)
-        watching.cancel()
-
-    run(tmp_path, scenario)
+@in_world()
+async def test_a_file_is_reloaded_when_it_has_changed_and_rests(world, tmp_path):
+    before = world.manager.names.find("always")
+    watching = asyncio.create_task(follow_changes(world.file, world.reloader, asyncio.Event()))
+    await asyncio.sleep(2)
+    for length in range(1, 5):
+        world.file.write_text(text({"always": {}, "half-written" * length: {}}))
+        await asyncio.sleep(1)
+    world.file.write_text(text({"always": {}, "second": {}}))
+    await asyncio.sleep(5)
+    assert len(world.node.adopted) == 1, "a file that changes at every look is not read"
+    assert world.manager.names.find("always") is before
+    await world.request("second", 0.0)
+    watching.cancel()

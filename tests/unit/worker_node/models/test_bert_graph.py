@@ -45,9 +45,9 @@ def batch(texts, length):
 TEXTS = ([2, 5, 9, 30, 3], [2, 3], [2, *range(4, 20), 3])
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("normalise", [True, False])
-@pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token"])
+@pytest.mark.parametrize(
+    ("pooling", "normalise", "activation"), [("mean_tokens", True, "gelu"), ("cls_token", False, "gelu_new")]
+)
 def test_vectors_are_those_of_the_formulas(make_bert, pooling, normalise, activation):
     directory, tensors = make_bert(pooling=pooling, normalise=normalise, hidden_act=activation)
     config = json.loads((directory / "config.json").read_text())

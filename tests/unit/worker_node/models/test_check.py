@@ -8,7 +8,7 @@ from tests.support.scripted_hub import Repository
 from worker_node.cli.main import main
 from worker_node.core.errors import SourceRejected
 from worker_node.models import pull
-from worker_node.models.catalog import SourceFormat
+from worker_node.models.catalog import Quantization, SourceFormat
 from worker_node.models.npu_rules import npu_verdict
 from worker_node.models.pull import check
 from worker_node.models.store import ModelStore
@@ -64,16 +64,24 @@ def test_packages_are_judged_by_their_form_and_local_files_are_not(store_root, m
     assert judged("silero-vad")[1] is SourceFormat.TASK
 
 
+def test_the_form_that_a_pull_would_store_is_named(store_root):
+    def form(**wanted):
+        store = ModelStore()
+        return check(store.pull_spec("smollm2", **wanted), store.root).npu.reasons
+
+    assert form() == ("converted here to int4_int8, symmetric",)
+    assert form(quantization=Quantization.INT8_SYM) == ("converted here to int8_sym, symmetric",)
+    assert "int8_sym, or int4_int8_cw" in form(device="npu")[0]
+
+
 @pytest.mark.parametrize(
     ("weights", "suitable", "reason"),
     [
         ({"bits": 4, "sym": True, "group_size": 128}, True, "groups of 128"),
         ({"bits": 4, "sym": True, "group_size": 128, "ratio": 0.8}, False, "only 0.8 of its weights are in 4 bits"),
         ({"bits": 4, "sym": True, "group_size": 64}, True, "groups of 64: an NPU may be half as fast"),
-        ({"bits": 8, "sym": True, "group_size": -1}, True, "int8 symmetric, channel-wise"),
         ({"bits": 8, "sym": False}, False, "the process dies"),
         ({"bits": 4, "sym": True, "dtype": "nf4", "group_size": -1}, True, "nf4, from Lunar Lake on, channel-wise"),
-        ({"bits": 4, "sym": False, "group_size": -1}, False, "int4_asym"),
         ({}, None, "end in -int4-cw-ov"),
     ],
 )

@@ -21,6 +21,7 @@ def test_models_as_json(in_process, store_root, make_bert, capsys):
     assert (rows["mine"]["state"], rows["mine"]["kind"], rows["mine"]["context"]) == ("installed", "embedding", 48)
     assert "all-minilm" in rows["all-minilm-l6-v2"]["aliases"]
     assert rows["all-minilm-l6-v2"]["licence"] == "Apache-2.0"
+    assert all(row["download"] or row["estimated_download"] for name, row in rows.items() if name != "mine")
 
 
 def test_a_damaged_model_is_shown_and_does_not_hide_the_others(in_process, store_root, make_bert, capsys):

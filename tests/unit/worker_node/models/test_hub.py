@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.scripted_hub import COMMIT, Repository
-from worker_node.core.errors import DownloadFailed, HashMismatch
+from worker_node.core.errors import DownloadFailed, HashMismatch, HubUnreachable
 from worker_node.models import disk
 from worker_node.models.catalog import HubReference, SourceFormat
 from worker_node.models.downloads import fetch_head, list_repository
@@ -136,5 +136,5 @@ def test_a_gated_repository_opens_for_the_token_of_a_member(hub, repository, tmp
 
 def test_a_hub_that_cannot_be_reached_says_what_to_check(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(DownloadFailed, match=r"http://127.0.0.1:9: ConnectError.*HF_ENDPOINT"):
+    with pytest.raises(HubUnreachable, match=r"http://127.0.0.1:9: ConnectError.*HF_ENDPOINT"):
         fetch_hub(REFERENCE, tmp_path / "d", Progress())

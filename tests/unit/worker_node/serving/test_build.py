@@ -93,11 +93,14 @@ def test_the_load_of_a_compile_for_the_npu_is_cold_until_something_compiled_is_k
     assert {on_npu.engine.spec.nice, on_cpu.engine.spec.nice} == {5}
 
 
-@pytest.mark.parametrize("how", ["size", "time"])
-def test_other_weights_of_the_same_graph_are_another_model_where_no_manifest_names_them(built, how):
+@pytest.mark.parametrize("how", ["graph", "size", "time"])
+def test_another_graph_and_other_weights_are_another_model_where_no_manifest_names_them(built, how):
     stale = built.cache()
+    assert built.cache() == stale
     weights = built.path / WEIGHTS_FILE
-    if how == "size":
+    if how == "graph":
+        (built.path / MODEL_FILE).write_bytes(b"2")
+    elif how == "size":
         before = weights.stat()
         weights.write_bytes(b"12")
         os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -155,28 +158,21 @@ def test_weights_that_an_npu_computes_slowly_are_noted_and_served(built):
 
 
 @pytest.mark.parametrize(
-    ("wrote", "refused"),
-    [
-        ("2026.5.0-23001-abcdef-releases/2026/5", True),
-        ("2027.1.0-24000-abcdef", True),
-        ("2026.4.9-22900-abcdef", False),
-        ("2026.4.0.dev20260801", False),
-        ("2025.12.0-20000-abcdef", False),
-        ("TestVersion", False),
-    ],
+    ("graph", "note"),
+    [(MODEL_FILE, "Runtime_version"), ("openvino_tokenizer.xml", 'info name="OpenVINO Runtime"')],
 )
-@pytest.mark.parametrize("graph", [MODEL_FILE, "openvino_tokenizer.xml"])
-@pytest.mark.parametrize("note", ["Runtime_version", 'info name="OpenVINO Runtime"'])
-def test_a_model_that_a_newer_openvino_wrote_is_refused_with_both_versions(built, graph, note, wrote, refused):
-    (built.path / graph).write_text(f'<net><rt_info><{note} value="{wrote}" /></rt_info></net>')
-    if not refused:
-        assert built.placements()
-        return
+def test_a_model_that_a_newer_openvino_wrote_is_refused_with_both_versions(built, graph, note):
+    def wrote(version):
+        (built.path / graph).write_text(f'<net><rt_info><{note} value="{version}" /></rt_info></net>')
+
+    wrote("2026.5.0-23001-abcdef-releases/2026/5")
     with pytest.raises(ConfigurationError) as raised:
         built.placements()
-    assert f"{built.path / graph} was written by OpenVINO {wrote.partition('-')[0]}" in raised.value.message
-    assert "this node runs 2026.4" in raised.value.message
+    assert f"{built.path / graph} was written by OpenVINO 2026.5.0, and this node runs 2026.4" in raised.value.message
     assert built.placements(allow_known_bad=True)
+    for version in ("2026.4.0.dev20260801", "TestVersion"):
+        wrote(version)
+        assert built.placements()
 
 
 NUMBERS = st.integers(min_value=0, max_value=2100)

@@ -34,19 +34,14 @@ def holds(keyword, number, bound):
     }[keyword]
 
 
-@pytest.mark.parametrize("low", [10**15 - 1, 10**17 + 3, -(10**20)])
-def test_the_integers_between_two_large_bounds_are_admitted_and_no_others(low):
-    held = Recogniser(compile_schema({"type": "integer", "minimum": low, "maximum": low + 1200}, "schema"))
-    for number in (low, low + 1, low + 999, low + 1200):
-        assert held.admits(str(number))
-    for number in (low - 1, low + 1201, low * 10, low // 10, 0):
-        assert not held.admits(str(number))
+LOWS = st.integers(-300, 300) | st.sampled_from([10**15 - 1, 10**17 + 3, -(10**20)])
 
 
-@given(st.integers(-300, 300), st.integers(0, 400), st.integers(-800, 800))
-def test_the_digits_of_a_range_are_the_numbers_in_it(low, width, number):
+@given(LOWS, st.integers(0, 400) | st.just(1200), st.integers(-800, 1300))
+def test_the_digits_of_a_range_are_the_numbers_in_it(low, width, offset):
     held = Recogniser(compile_schema({"type": "integer", "minimum": low, "maximum": low + width}, "schema"))
-    assert held.admits(str(number)) == (low <= number <= low + width)
+    for number in (low, low + width, low - 1, low + width + 1, low + offset, low * 10, low // 10, 0):
+        assert held.admits(str(number)) == (low <= number <= low + width)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 import io
 import math
 import re
-import subprocess
-import sys
 import tempfile
 
 import aiohttp
@@ -59,30 +57,17 @@ async def send(store, ear):
     """Sends samples with fields of the form; returns the status and the body."""
     async with application([hearer(store, [placement(HEARER, ear)])]) as (client, node):
 
-        async def send(samples, **fields):
+        async def send(samples, headers=None, **fields):
             form = aiohttp.FormData(default_to_multipart=True)
             form.add_field("file", io.BytesIO(wav(samples)), filename="a.wav")
             for name, value in fields.items():
                 form.add_field(name, value)
-            async with client.post("/v1/audio/transcriptions", data=form) as reply:
+            async with client.post("/v1/audio/transcriptions", data=form, headers=headers) as reply:
                 return reply.status, await reply.json()
 
         send.registry = node.services.telemetry.registry
         yield send
         await node.services.parts.close()
-
-
-@pytest.fixture
-def transcribe(send, ear):
-    """Transcribes samples; returns the text, and what the model was given."""
-
-    async def transcribe(samples):
-        ear.heard.clear()
-        status, body = await send(samples)
-        assert status == 200, body
-        return body["text"], list(ear.heard)
-
-    return transcribe
 
 
 def tone(level_db, seconds=1.0):
@@ -105,21 +90,25 @@ LOUD = {
 }
 
 
-async def test_what_is_too_quiet_has_no_words_and_the_device_is_asked_once_with_silence(transcribe):
+async def test_what_is_too_quiet_has_no_words_and_runs_no_model(send, ear):
     for case, samples in QUIET.items():
-        text, heard = await transcribe(samples)
-        assert text == "", case
-        # The reply names a device, which must have been asked.
-        assert [len(part) for part in heard] == [RATE], case
-        assert not heard[0].any(), case
+        status, body = await send(samples)
+        assert (status, body["text"], ear.heard) == (200, "", []), case
 
 
-async def test_what_is_louder_reaches_the_model_as_it_is(transcribe):
+async def test_a_device_that_a_request_requires_runs_a_second_of_silence_to_prove_it(send, ear):
+    status, body = await send(np.zeros(RATE), headers={"X-NPU-Require-Device": "CPU"})
+    assert (status, body["text"]) == (200, "")
+    assert [(len(part), part.any()) for part in ear.heard] == [(RATE, False)]
+
+
+async def test_what_is_louder_reaches_the_model_as_it_is(send, ear):
     for case, samples in LOUD.items():
-        text, heard = await transcribe(samples)
-        assert text.endswith("bytes of speech"), case
-        assert len(heard) == 1, case
-        assert np.array_equal(heard[0], samples[len(samples) - len(heard[0]) :]), case
+        _, body = await send(samples)
+        assert body["text"].endswith("bytes of speech"), case
+        heard = ear.heard.pop()
+        assert ear.heard == [], case
+        assert np.array_equal(heard, samples[len(samples) - len(heard) :]), case
 
 
 async def test_silent_passages_count_as_skipped_and_not_as_heard(send):
@@ -202,7 +191,6 @@ def test_both_spellings_are_read(fields, choice):
         ({"chunking_strategy[threshold]": "0.5"}, r"chunking_strategy.type: Field required"),
         ({"chunking_strategy": '{"type":"server_vad","speed":1}'}, "chunking_strategy.speed: Extra inputs"),
         ({"chunking_strategy": '{"type":"server_vad","threshold":2}'}, "threshold: Input should be less than"),
-        ({"chunking_strategy": '{"type":"server_vad","silence_duration_ms":1e9}'}, "equal to 60000"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(fields, says):
@@ -276,21 +264,10 @@ def test_without_a_temporary_directory_the_node_has_no_storage(monkeypatch, tmp_
         pass
 
 
-def test_the_edge_process_imports_no_decoder_for_the_routes_of_speech():
-    script = "import sys, worker_node.tasks.transcribe.http; print({'av', 'openvino'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "set()\n"
-
-
-SPANS = [Span(0.0, 1.5, " One."), Span(3599.9996, 3661.25, " Two\n\nlines --> here.")]
-
-
-def test_subrip_counts_blocks_and_has_a_comma():
-    assert srt(SPANS) == (
+def test_subrip_counts_blocks_and_has_a_comma_and_webvtt_a_header_and_a_point():
+    spans = [Span(0.0, 1.5, " One."), Span(3599.9996, 3661.25, " Two\n\nlines --> here.")]
+    assert srt(spans) == (
         "1\n00:00:00,000 --> 00:00:01,500\nOne.\n\n2\n01:00:00,000 --> 01:01:01,250\nTwo lines -> here.\n"
     )
-
-
-def test_webvtt_has_a_header_and_a_point():
-    assert vtt(SPANS[:1]) == "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne.\n"
+    assert vtt(spans[:1]) == "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne.\n"
     assert vtt([]) == "WEBVTT\n"

@@ -114,7 +114,11 @@ def _value(field: str, name: str, given: Any) -> Any:
             # Ollama and llama.cpp: -1 is a seed of the node's choice; others are taken modulo the engine's range.
             value = None if given == -1 else given % _SEEDS
         case "stop":
-            value = _stop_sequences(given, name)
+            value = (given,) if isinstance(given, str) else tuple(given)
+            if len(value) > MAX_STOP_SEQUENCES:
+                raise BadRequest(f"{len(value)} stop sequences; at most {MAX_STOP_SEQUENCES} are taken", param=name)
+            if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in value):
+                raise BadRequest(f"a stop sequence has 1 to {MAX_STOP_CHARACTERS} characters", param=name)
         case "stop_token_ids":
             value = tuple(given)
         case "max_new_tokens" if given <= 0:
@@ -123,15 +127,6 @@ def _value(field: str, name: str, given: Any) -> Any:
             # Ollama: 0 and -1 no limit, -2 until the context is full; here the context is the limit in any case.
             value = None
     return value
-
-
-def _stop_sequences(given: str | list[str], name: str) -> tuple[str, ...]:
-    stops = (given,) if isinstance(given, str) else tuple(given)
-    if len(stops) > MAX_STOP_SEQUENCES:
-        raise BadRequest(f"{len(stops)} stop sequences; at most {MAX_STOP_SEQUENCES} are taken", param=name)
-    if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
-        raise BadRequest(f"a stop sequence has 1 to {MAX_STOP_CHARACTERS} characters", param=name)
-    return stops
 
 
 # What the bodies of chat and completions share.

@@ -70,8 +70,7 @@ def test_bytes_of_any_text_come_out_as_that_text(text, size):
 
 def test_bytes_that_are_no_text_are_left_out():
     detokenizer = ByteDetokenizer(BYTES)
-    assert detokenizer.push([0xFF, ord("a")]) == "a"
-    assert detokenizer.push([0xE2]) + detokenizer.flush() == ""
+    assert detokenizer.push([0xFF, ord("a"), 0xE2]) + detokenizer.flush() == "a"
 
 
 @pytest.mark.parametrize("byte_level", [True, False])
@@ -143,16 +142,17 @@ def test_reasoning_and_answer_are_separated_however_the_text_is_cut(thought, ans
 
 
 @given(PLAIN, CUTS)
-def test_without_reasoning_all_is_answer(answer, cuts):
-    assert reasoning_and_answer(answer, cuts) == ("", answer)
+def test_without_reasoning_at_its_beginning_all_is_answer(answer, cuts):
+    for text in (answer, f"see {answer}<think>x</think>"):
+        assert reasoning_and_answer(text, cuts) == ("", text)
 
 
-def test_reasoning_that_was_cut_is_no_answer():
-    assert reasoning_and_answer("<think>so far") == ("so far", "")
-
-
-def test_a_tag_in_the_middle_is_text():
-    assert reasoning_and_answer("see <think>x</think>") == ("", "see <think>x</think>")
+def test_tokens_of_reasoning_and_of_its_end_are_counted_apart():
+    answer = AnswerBuilder(TOKENIZER, Sampling(), ReasoningFirst())
+    for token in b"<think>So</think>Yes.":
+        answer.push(TokenDelta(1, [token]))
+    usage = answer.finished(0.0, 0.0).usage
+    assert (usage.reasoning_tokens, usage.completion_tokens) == (len("So</think>"), 21)
 
 
 # An answer that is sent as a whole and is generated twice, since its first engine died.
@@ -217,9 +217,10 @@ def kinds_and_texts(text, **options):
         (f"\nSee:\n{CALL}\nThere.", [("text", "\nSee:\n"), ("call", '{"at": "x"}'), ("text", "There.")]),
         (f"<think>So</think>\n\n{CALL}", [("reasoning", "So"), ("call", '{"at": "x"}')]),
         ("<think>\n</think>\n\nYes.", [("reasoning", "\n"), ("text", "Yes.")]),
+        ("<think>so far", [("reasoning", "so far")]),
     ],
 )
-def test_blanks_around_calls_are_no_text(text, blocks, size):
+def test_an_answer_is_blocks_and_blanks_around_calls_are_no_text(text, blocks, size):
     assert kinds_and_texts(text, size=size) == blocks
 
 

