@@ -39,6 +39,7 @@ _OPTION_OF_HEADER = {
     "x-npu-failover": "failover",
 }
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _HEADER_TEXT = re.compile(r"[\x20-\x7e]*")
 
 
@@ -106,14 +107,7 @@ def text(value: object, name: str) -> str:
     """`value`, if it is a text that can be sent."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{name} must be a str, got {type(value).__name__}", param=name.partition("[")[0])
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            # Raised outside of the handler: that error holds the text.
-            pass
-        else:
-            return value
+    if not value.isascii() and _SURROGATE.search(value):
         raise InvalidArgument(f"{name} is not Unicode: it has a lone surrogate", param=name.partition("[")[0])
     return value
 

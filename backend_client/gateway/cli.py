@@ -194,7 +194,7 @@ def _change_keys(args: argparse.Namespace) -> int:
         elif args.action == "revoke":
             store.revoke(args.prefix)
         else:
-            entries = store.list()
+            entries = store.entries
             if entries:
                 print(_KEY_ROW.format("KEY", "TEAM", "CLOUD", "ENDS (UTC)", "LIMITS A MINUTE", "MODELS AND RIGHTS"))
             for entry in entries:

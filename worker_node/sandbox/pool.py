@@ -19,7 +19,6 @@ from worker_node.core.errors import (
     DeadlineExceeded,
     EngineUnavailable,
     InternalError,
-    NodeError,
     Overloaded,
     reported_error,
 )
@@ -140,6 +139,23 @@ class PreparationPool:
                 raise InternalError(f"preparing {param} failed; this is a bug, see the node's log")
 
     async def _reply(self, body: bytes, deadline: float, param: str) -> Reply:
+        """Run a call; once more where somebody else ended the process, which is not the call's doing."""
+        for _ in range(2):
+            try:
+                return await self._exchange(body, deadline, param)
+            except ProcessEnded as ended:
+                (status,) = ended.args
+            # Windows has one status for this and for what `close` does.
+            if status == OUT_OF_TIME and not self._closed:
+                bound = f"{self._limits.cpu_s:g} s of CPU time, the bound here"
+                raise BadRequest.at(param, f"preparing it takes more than {bound}")
+            # 0: its status is not known.
+            if status not in {*ENDED_BY_OTHERS, 0}:
+                log.error("a preparation process ended with status %s on %s", status, param)
+                raise BadRequest.at(param, "it crashed the process that prepared it; change it before trying again")
+        raise EngineUnavailable(f"the process that prepared {param} was killed; the request can be sent again")
+
+    async def _exchange(self, body: bytes, deadline: float, param: str) -> Reply:
         if self._closed:
             raise EngineUnavailable("the node is stopping")
         working = asyncio.get_running_loop().run_in_executor(self._threads, self._run, body)
@@ -152,27 +168,12 @@ class PreparationPool:
             working.cancel()  # one that has begun goes on to its end, within its limits
         if working.cancelled():
             raise EngineUnavailable("the node is stopping")
-        try:
-            reply = working.result()
-        except ProcessEnded as ended:
-            raise self._ended(ended.args[0], param) from None
+        reply = working.result()
         if reply is None:
             raise EngineUnavailable(
                 f"preparing {param} did not end within {self._limits.wall_s:g} s; the request can be sent again"
             )
         return reply
-
-    def _ended(self, status: int, param: str) -> NodeError:
-        """The error of a call whose process ended."""
-        # Windows has one status for this and for what `close` does.
-        if status == OUT_OF_TIME and not self._closed:
-            bound = f"{self._limits.cpu_s:g} s of CPU time, the bound here"
-            return BadRequest.at(param, f"preparing it takes more than {bound}")
-        # 0: its status is not known.
-        if status in {*ENDED_BY_OTHERS, 0}:
-            return EngineUnavailable(f"the process that prepared {param} was killed; the request can be sent again")
-        log.error("a preparation process ended with status %s on %s", status, param)
-        return BadRequest.at(param, "it crashed the process that prepared it; change it before trying again")
 
     def _run(self, body: bytes) -> Reply | None:
         process = self._process()

@@ -174,7 +174,7 @@ class _Prompting:
     async def _conversation(self, messages: Sequence[Message]) -> PreparedPrompt:
         model, request, use = self.model, self.request, self.request.tool_use
         chat, deadline = model.tokenizer, request.context.deadline
-        if request.think and not chat.can_think:
+        if request.rendering.think and not chat.can_think:
             raise UnsupportedParameter.at("think", f"{model.id} does not support thinking")
         calls = TOOL_FORMATS.get(model.installed.family, HERMES)
         if use is not None and not use.forced and request.grammar is not None:
@@ -184,7 +184,7 @@ class _Prompting:
             messages, images = with_tags(messages)
         history, declarations = _with_tools(model, use, calls, messages)
         texts = self.services.parts.of(LargeTexts)
-        rendering = replace(request.rendering, tools=declarations, think=request.think)
+        rendering = replace(request.rendering, tools=declarations)
         text = await texts.render(chat, history, rendering, deadline=deadline)
         if use is not None and use.forced:
             # The answer begins where a call does, so that the model writes in the form that it was trained on.
