@@ -338,7 +338,6 @@ def open_directory(
     *,
     pooling: str | None = None,
     normalize: bool | None = None,
-    progress: Progress | None = None,
 ) -> InstalledModel:
     """Return the model of a directory anywhere on this machine, under `name`.
 
@@ -380,7 +379,7 @@ def open_directory(
     try:
         prepared.mkdir(parents=True, exist_ok=True)
         store = ModelStore(prepared)
-        made = store.pull(spec, progress)
+        made = store.pull(spec)
         for old in prepared.glob(f"{label}-" + "[0-9a-f]" * 16):
             if old != made.path and source.alias in read_facts(old).aliases:
                 store.remove(old.name)
