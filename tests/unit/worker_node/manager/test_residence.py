@@ -103,6 +103,21 @@ async def test_a_model_in_use_or_being_loaded_is_unloaded_afterwards(case):
 
 
 @in_world()
+async def test_a_request_that_comes_just_after_the_decision_to_unload_keeps_the_model(case):
+    model = case.add("m")
+    case.start()
+    await case.load(model)
+    case.manager.unload(model)
+    await asyncio.sleep(0)
+    assert model.placements[0].unloading, "it was decided"
+    with model.activity.working():
+        await asyncio.sleep(100)
+        assert state(model) is EngineState.READY
+    await asyncio.sleep(1)
+    assert state(model) is EngineState.UNLOADED
+
+
+@in_world()
 async def test_waiters_share_a_load_and_each_keeps_its_own_deadline(case):
     model = case.add("m", load_s=10.0)
     case.start()
