@@ -1,16 +1,20 @@
 """Certifications by `npu-node certify`, in this process, on emulated NPUs in short shapes."""
 
 import contextlib
+import dataclasses
 import io
 import json
 
 import pytest
 
 from tests.support.whisper import MODEL as WHISPER
+from worker_node.certify.checks import QUICK
 from worker_node.cli.main import main
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
 AGREEMENT = "agreement with the CPU"
+# What --quick examines here; each prompt takes half a second, on the emulated NPU and for the reference.
+BRIEF = dataclasses.replace(QUICK, prompts=3, texts=12)
 
 
 def emulated_settings(directory):
@@ -25,10 +29,11 @@ def emulated_settings(directory):
     return config
 
 
-def run(*words, status=0, **variables):
+def run(*words, status=0, quick=BRIEF, **variables):
     """What a command prints."""
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setattr("worker_node.certify.checks.QUICK", quick)
         for name, value in variables.items():
             patch.setenv(name, value)
         assert main([str(word) for word in words]) == status, out.getvalue()
