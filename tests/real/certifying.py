@@ -21,7 +21,7 @@ def emulated_settings(directory):
     """The file with the settings of a node; its passports are in this directory."""
     config = directory / "node.toml"
     config.write_text(
-        f'passports = "{directory}/passports"\nnpu_emulation = true\nwatchdog_s = 3.0\ncrash_limit = 2\n'
+        f'passports = "{directory}/passports"\nnpu_emulation = true\ncrash_limit = 2\n'
         f'[[models]]\nname = "{EMBEDDER}"\nnpu_buckets = [32]\nplacements = ["NPU"]\n'
         f'[[models]]\nname = "{WRITER}"\nmax_prompt_len = 160\nmin_response_len = 32\nplacements = ["NPU"]\n'
         f'[[models]]\nname = "{WHISPER}"\nplacements = ["NPU"]\n'
