@@ -91,10 +91,10 @@ test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with 
 	$(PULL)
 	$(PYTEST) $(OPS_TESTS)
 
-test-windows: install ## a node and its unit tests on Windows' own Python, under Wine; LONG=--long: all of them
+test-windows: install ## a node and its unit tests on Windows' own Python, under Wine
 	$(PULL)
 	@$(BIN)/python -c 'from tests.wine.windows import windows; windows()'
-	$(BIN)/python -m pytest $(LONG) tests/wine/test_windows_node.py
+	$(BIN)/python -m pytest tests/wine/test_windows_node.py
 
 test-npu-compiler: install ## compile what a node sends to an NPU with Intel's own compiler, under Wine; LONG=--long: all of it
 	$(PULL)
@@ -107,17 +107,19 @@ $(OPS)/.installed: ansible/requirements.txt
 	$(OPS)/bin/python -m pip install --quiet --progress-bar off --requirement ansible/requirements.txt
 	@touch $@
 
-$(VENV)/.installed-ops: $(STAMP)
+# Made first, it holds what the others install.
+$(VENV)/.installed-ops: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@$(WHOLE)
 	@$(PIP) --progress-bar off --editable '.[node,convert,dev,ops]'
-	@touch $@
+	@touch $@ $(STAMP) $(NODE)
 
 check: install      ## format, lint, layers, dependencies, types and licences
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/deptry worker_node backend_client
-	$(BIN)/mypy
-	$(BIN)/mypy --platform win32
+	@# Beside each other, each on a core.
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 & $(BIN)/mypy && wait $$!
 	@$(LICENCES) > $(VENV)/licences.md
 	@sed -n '/^|/p' docs/reference/licences.md | diff - $(VENV)/licences.md || { echo 'docs/reference/licences.md must be what pip-licenses says: make docs' >&2; exit 1; }
 

@@ -39,6 +39,7 @@ _OPTION_OF_HEADER = {
     "x-npu-failover": "failover",
 }
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _HEADER_TEXT = re.compile(r"[\x20-\x7e]*")
 
 
@@ -47,9 +48,12 @@ def options(method: str, given: Mapping[str, Any], declared: type) -> dict[str, 
     if not given:
         return {}
     checked = _checked_by(declared)
-    for name in given:
-        if name not in checked.model_fields:
-            raise InvalidArgument(_unknown(method, name, checked.model_fields), param=name)
+    if unknown := next((name for name in given if name not in checked.model_fields), None):
+        close = difflib.get_close_matches(unknown, list(checked.model_fields), 1)
+        hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(checked.model_fields)}"
+        if unknown == "stream":
+            hint = "call stream(prompt) for an answer piece by piece"
+        raise InvalidArgument(f"{method}() has no option {unknown}: {hint}", param=unknown)
     values = {name: _plain(value) for name, value in given.items() if value is not None}
     try:
         read = checked.model_validate(values)
@@ -82,14 +86,6 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _unknown(method: str, name: str, known: Iterable[str]) -> str:
-    if name == "stream":
-        return f"{method}() has no option stream: call stream(prompt) for an answer piece by piece"
-    close = difflib.get_close_matches(name, list(known), 1)
-    hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
-    return f"{method}() has no option {name}: {hint}"
-
-
 def headers(given: Mapping[str, str]) -> None:
     """Raise InvalidArgument for extra headers that a node must not get."""
     for name, value in given.items():
@@ -111,14 +107,7 @@ def text(value: object, name: str) -> str:
     """`value`, if it is a text that can be sent."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{name} must be a str, got {type(value).__name__}", param=name.partition("[")[0])
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            # Raised outside of the handler: that error holds the text.
-            pass
-        else:
-            return value
+    if not value.isascii() and _SURROGATE.search(value):
         raise InvalidArgument(f"{name} is not Unicode: it has a lone surrogate", param=name.partition("[")[0])
     return value
 

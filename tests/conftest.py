@@ -160,9 +160,8 @@ def store(users_store):
     root = Path(os.environ[STORE_VARIABLE])
     models = linked(users_store, embedded(users_store), "models")
     if sys.platform == "win32":  # where a user may make no symbolic link
-        shutil.rmtree(root, ignore_errors=True)
-        shutil.copytree(models, root, copy_function=link_or_copy)
-        return ModelStore(root)
+        os.environ[STORE_VARIABLE] = str(models)
+        return ModelStore(models)
     fresh = root.with_name(f"{root.name}-{os.getpid()}")
     fresh.symlink_to(models)
     fresh.replace(root)

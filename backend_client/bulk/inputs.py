@@ -203,10 +203,14 @@ class InputChanged(OSError):
     """The file is no longer the one that the job was planned from."""
 
 
+class InputDamaged(Exception):
+    """The content of the file cannot be read."""
+
+
 class InputSource:
     """A file opened for reading. `failure` is the error of its store, where that ended a reader.
 
-    Decoders report a read that failed and damaged content alike; only the second is the file's fault.
+    Decoders report a read that failed and damaged content alike. The block raises the failure, else InputDamaged.
     """
 
     def __init__(self, file: Any) -> None:
@@ -216,8 +220,10 @@ class InputSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self._file.close()
+        if isinstance(error, (need("pyarrow").ArrowException, OSError, ValueError)):
+            raise self.failure or InputDamaged(str(error).partition("\n")[0][:200]) from error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)

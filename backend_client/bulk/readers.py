@@ -17,6 +17,7 @@ from typing import Any
 from backend_client.bulk.inputs import (
     Fragment,
     InputChanged,
+    InputDamaged,
     InputFile,
     check_unchanged,
     cut_parquet,
@@ -175,25 +176,20 @@ _BUFFER_BYTES = 1024 * 1024
 
 
 def _survey_parquet(file: InputFile, job: BulkJob) -> tuple[Any, list[Fragment]]:
-    pa = need("pyarrow")
-    with opened(file) as source:
-        try:
+    try:
+        with opened(file) as source:
             parquet = need("pyarrow.parquet").ParquetFile(source)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            if source.failure is not None:
-                raise source.failure from error
-            reason = str(error).partition("\n")[0][:200]
-            return pa.schema([]), [Fragment(file, 0, 0, 0, f"not a complete Parquet file: {reason}")]
-        groups = [parquet.metadata.row_group(index).num_rows for index in range(parquet.num_row_groups)]
+            groups = [parquet.metadata.row_group(index).num_rows for index in range(parquet.num_row_groups)]
+    except InputDamaged as damage:
+        return need("pyarrow").schema([]), [Fragment(file, 0, 0, 0, f"not a complete Parquet file: {damage}")]
     return parquet.schema_arrow, list(cut_parquet(file, groups, job.rows_per_fragment))
 
 
 def _read_parquet(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
     """What cannot be decoded is one rejection for all rows that are left."""
-    pa = need("pyarrow")
-    with opened(fragment.file) as source:
-        position = fragment.start
-        try:
+    position = fragment.start
+    try:
+        with opened(fragment.file) as source:
             # A buffer makes it read pages one after another; without one, all of a row group is in memory.
             file = need("pyarrow.parquet").ParquetFile(
                 source, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
@@ -203,11 +199,9 @@ def _read_parquet(fragment: Fragment, job: BulkJob) -> Iterator[Chunk]:
                 position += table.num_rows
             if position < fragment.stop:
                 raise ValueError("it has fewer rows than its footer says")
-        except (pa.ArrowException, OSError, ValueError) as error:
-            if source.failure is not None:
-                raise source.failure from error
-            reason = f"the file is damaged: {str(error).partition(chr(10))[0][:200]}"
-            yield Chunk(None, [], [], [], [Rejection(position, reason, count=fragment.stop - position)])
+    except InputDamaged as damage:
+        reason = f"the file is damaged: {damage}"
+        yield Chunk(None, [], [], [], [Rejection(position, reason, count=fragment.stop - position)])
 
 
 def _tables(file: Any, fragment: Fragment, job: BulkJob) -> Iterator[Any]:
@@ -330,13 +324,13 @@ def _rows(fragment: Fragment, job: BulkJob) -> Iterator[tuple[int, Row | Rejecti
     """Each row with the offset of its line. The last is the rejection of a damaged rest."""
     packed = bool(fragment.file.compression)
     offset = fragment.start
-    with opened(fragment.file) as source:
-        stream: Any = source
-        if packed:
-            pa = need("pyarrow")
-            stream = pa.CompressedInputStream(pa.PythonFile(source, "r"), fragment.file.compression)
-        with io.BufferedReader(stream, _SMALL_BLOCK if packed else _BLOCK) as reader:
-            try:
+    try:
+        with opened(fragment.file) as source:
+            stream: Any = source
+            if packed:
+                pa = need("pyarrow")
+                stream = pa.CompressedInputStream(pa.PythonFile(source, "r"), fragment.file.compression)
+            with io.BufferedReader(stream, _SMALL_BLOCK if packed else _BLOCK) as reader:
                 if offset:
                     reader.seek(offset)
                 while packed or offset < fragment.stop:
@@ -346,11 +340,8 @@ def _rows(fragment: Fragment, job: BulkJob) -> Iterator[tuple[int, Row | Rejecti
                     if fragment.file.form == "txt" or line is None or line.strip():
                         yield offset, _row(offset, line, job, is_text=fragment.file.form == "txt")
                     offset += length
-            except (OSError, ValueError) as error:
-                if source.failure is not None:
-                    raise source.failure from error
-                reason = f"the file is damaged or ends early: {str(error).partition(chr(10))[0][:200]}"
-                yield offset, Rejection(offset, reason, rest=True)
+    except InputDamaged as damage:
+        yield offset, Rejection(offset, f"the file is damaged or ends early: {damage}", rest=True)
 
 
 def _next_line(reader: Any) -> tuple[int, bytes | None]:

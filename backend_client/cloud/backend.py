@@ -150,8 +150,8 @@ class CloudBackend:
         events = self._events(chat, attempt, body)
         held = await attempt.run(lambda: _begun(events))
         silence = min(self._silence, request.failover.stall_s or self._silence)
-        items = _follow(attempt, held, events, request.end_of_stream(), silence)
-        return (items if chat is request else _as_inference(items)), attempt
+        items = _follow(attempt, held, events, request.end_of_stream(), silence, as_chat=chat is request)
+        return items, attempt
 
     async def forward(self, request: Request) -> Forwarded:
         """The reply to a request that came as bytes, in OpenAI's form. Raises CloudError."""
@@ -304,13 +304,17 @@ async def _follow(
     events: AsyncGenerator[StreamEvent, None],
     ends: Deadline,
     silence: float,
+    *,
+    as_chat: bool,
 ) -> EventStream:
-    """Yield the events, those that are `held` first, the last one when the attempt has succeeded, and the reply.
+    """Yield the events, those that are `held` first, the last one when the attempt has succeeded, and the reply; those
+    of /inference if not `as_chat`.
 
     Raises StreamInterrupted, with the text so far, when the stream fails, sends nothing for `silence` seconds, or has
     not ended when it must.
     """
     parts: list[str] = []
+    reason = ""
     said: Json = {}
     usage: Usage | None = None
     failed: CloudError | ClientClosed | None = None
@@ -325,7 +329,11 @@ async def _follow(
                 break
             parts.append(event.text)
             said = event.data if event.data.get("usage") else said
-            yield event
+            reason = event.finish_reason or reason
+            if as_chat:
+                yield event
+            elif event.text:
+                yield StreamEvent("token", {"text": event.text})
         usage = usage_in(said, attempt.bound, "".join(parts))
         attempt.succeeded(usage)
     except (CloudError, ClientClosed) as error:
@@ -335,7 +343,7 @@ async def _follow(
         await events.aclose()
     if failed is not None:
         raise StreamInterrupted.after(parts, failed, attempts=failed.attempts, request_id=attempt.request.request_id)
-    yield event
+    yield event if as_chat else StreamEvent("done", {"finish_reason": reason})
     yield _reply(attempt, usage, None)
 
 
@@ -395,23 +403,6 @@ def _as_chat(request: Request) -> Request:
     given = {{"max_new_tokens": "max_tokens"}.get(name, name): value for name, value in request.body.items()}
     body = {"messages": [{"role": "user", "content": given.pop("prompt")}], **given}
     return replace(request, path=_CHAT, body=body)
-
-
-@owning
-async def _as_inference(events: EventStream) -> EventStream:
-    reason = ""
-    try:
-        yield STARTED
-        async for item in events:
-            if isinstance(item, RawReply):
-                yield StreamEvent("done", {"finish_reason": reason})
-                yield item
-                continue
-            reason = item.finish_reason or reason
-            if item.text:
-                yield StreamEvent("token", {"text": item.text})
-    finally:
-        await events.aclose()
 
 
 class _BoundedStream(httpx.AsyncByteStream):

@@ -49,7 +49,7 @@ class Affinity:
         else:
             free = [url for url, load in loads.items() if load <= most]
             # Not the first idle one: those that fail every request at once are always idle.
-            two = nlargest(2, free, key=lambda url: _score(conversation, url))
+            two = nlargest(2, free, key=lambda url: blake2b(url.encode(), key=conversation, digest_size=8).digest())
             url = min(two, key=lambda url: loads[url])
 
         if last is not None and not retry:
@@ -60,10 +60,6 @@ class Affinity:
         if len(self._last) > _CONVERSATIONS:
             self._last.popitem(last=False)
         return next(node for node in nodes if node.url == url)
-
-
-def _score(conversation: bytes, url: str) -> bytes:
-    return blake2b(url.encode(), key=conversation, digest_size=8).digest()
 
 
 def conversation_key(request: Request) -> bytes | None:

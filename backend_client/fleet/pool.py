@@ -258,12 +258,9 @@ def _log_ejection(what: str, availability: Availability) -> None:
 class RefusalReason(Enum):
     """Kinds of refusal; they decide which error the caller gets."""
 
-    UNKNOWN = auto()
-    DOWN = auto()
     NOT_SERVING = auto()
     BUSY = auto()
     LACKS_MODEL = auto()
-    LACKS_DEVICE = auto()
     OTHER_SPACE = auto()
     LOADING = auto()
 
@@ -286,13 +283,12 @@ def refusal(node: Node, request: Request, now: float) -> NodeRefusal | None:
         return NodeRefusal(node.url, RefusalReason.LACKS_MODEL, f"does not serve {request.model}")
     report = node.report
     if report is None:
-        reason = RefusalReason.DOWN if node.probed else RefusalReason.UNKNOWN
-        return NodeRefusal(node.url, reason, node.availability.reason or "has not been probed yet")
+        return NodeRefusal(node.url, RefusalReason.NOT_SERVING, node.availability.reason or "has not been probed yet")
     if not node.availability.closed and (node.probe_failures or not node.availability.admits()):
         why = f"ejected for {node.availability.opens_in:.1f} s more ({node.availability.reason or 'failures'})"
         # Its probes pass, so a trial is worth waiting for.
         until = None if node.probe_failures else now + max(node.availability.opens_in, _TRIAL_S)
-        return NodeRefusal(node.url, RefusalReason.DOWN, why, until)
+        return NodeRefusal(node.url, RefusalReason.NOT_SERVING, why, until)
     if not (report.serving or report.loading):
         return NodeRefusal(node.url, RefusalReason.NOT_SERVING, _not_serving(report, request))
     # A node that hides its models refuses the API key: it is asked where no other node has the model, so that the
@@ -332,7 +328,7 @@ def _pause(node: Node, model: ModelReport, request: Request, now: float) -> Node
         return None
     if not (available.closed or available.admits()):
         why = f"has {model.id} ejected for {available.opens_in:.1f} s more ({available.reason})"
-        return NodeRefusal(node.url, RefusalReason.DOWN, why, now + max(available.opens_in, _TRIAL_S))
+        return NodeRefusal(node.url, RefusalReason.NOT_SERVING, why, now + max(available.opens_in, _TRIAL_S))
     pause = available.pauses.get(request.require_device)
     if pause is None:
         return None
@@ -358,7 +354,7 @@ def _misfit(model: ModelReport, request: Request) -> tuple[RefusalReason, str] |
     if not (model.serving or model.loading):
         return RefusalReason.NOT_SERVING, f"has {model.id} in the state {model.state}"
     if request.require_device is not None and request.require_device not in model.placements:
-        return RefusalReason.LACKS_DEVICE, f"does not run {model.id} on {request.require_device}"
+        return RefusalReason.NOT_SERVING, f"does not run {model.id} on {request.require_device}"
     if request.space.name is not None and model.space != request.space.name and model.space is not None:
         return RefusalReason.OTHER_SPACE, f"answers for {model.id} in the vector space {model.space}"
     return None

@@ -23,7 +23,7 @@ from backend_client.gateway.limits import Limits, Metrics
 from backend_client.gateway.page import OPEN_PATHS, STATE_PATH, add_page
 from backend_client.gateway.settings import GatewaySettings, is_loopback
 from backend_client.gateway.spending import Spending
-from backend_client.http.errors import Problem
+from backend_client.http.errors import Problem, problem_of
 from backend_client.http.messages import GATEWAY, new_request_id
 
 log = logging.getLogger("npu_gateway")
@@ -151,10 +151,11 @@ def _answering(settings: GatewaySettings, keys: KeyStore | None, metrics: Metric
                 if request.headers.get("Content-Encoding", "").lower() not in _ENCODINGS:
                     raise Problem(415, "unsupported_media_type", "Content-Encoding must be gzip, deflate or identity")
                 response = await handler(request)
-            except Problem as error:
-                if error.status == 401:
+            except (Problem, NPUError) as error:
+                problem = error if isinstance(error, Problem) else problem_of(error)
+                if problem.status == 401:
                     metrics.refused_keys.inc()
-                response = refused(dialect, error)
+                response = refused(dialect, problem)
             except web.HTTPRequestEntityTooLarge:
                 limit = settings.max_body_bytes
                 response = refused(dialect, Problem(413, "payload_too_large", f"a body may have {limit} bytes at most"))

@@ -14,17 +14,12 @@ from aiohttp.typedefs import Handler
 
 from backend_client.arguments import headers as printable
 from backend_client.client import InferenceClient
-from backend_client.errors import (
-    AuthenticationFailed,
-    ModelNotFound,
-    NPUError,
-    RequestRejected,
-)
+from backend_client.errors import AuthenticationFailed, ModelNotFound, NPUError
 from backend_client.fleet.affinity import SESSION_HEADER
 from backend_client.gateway.keys import Team
 from backend_client.gateway.limits import Limits, Metrics
 from backend_client.gateway.spending import Spending
-from backend_client.http.errors import Problem, openai_error, problem_of, refusal_of_node
+from backend_client.http.errors import Problem, openai_error, refusal_of_node
 from backend_client.http.messages import Reply, Request, encode, plain_name, read_form
 from backend_client.http.replies import Forwarded, asks_for_stream, passed_on
 from backend_client.http.routes import ROUTES, Dialect
@@ -85,13 +80,6 @@ def refused(dialect: Dialect, error: Problem) -> web.Response:
     return response
 
 
-def _problem_of(error: NPUError) -> Problem:
-    if isinstance(error, AuthenticationFailed):
-        # The gateway's own key is wrong there: nothing that the caller could mend.
-        return Problem(503, "unavailable", error.message)
-    return problem_of(error)
-
-
 def own_headers(request: web.Request, dialect: Dialect) -> dict[str, str]:
     """The headers of every reply. Anthropic's SDK reads the id of a request from its own header."""
     own = {"X-Request-ID": request[ID], "Server": "npu-gateway"}
@@ -99,7 +87,7 @@ def own_headers(request: web.Request, dialect: Dialect) -> dict[str, str]:
 
 
 class Forwarder:
-    """Answers the requests that are for the fleet. Its handlers raise Problem."""
+    """Answers the requests that are for the fleet. Its handlers raise Problem and NPUError."""
 
     def __init__(self, client: InferenceClient, metrics: Metrics, limits: Limits, spending: Spending | None) -> None:
         self._client = client
@@ -131,19 +119,18 @@ class Forwarder:
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         dialect = ROUTES[request.path].dialect
-        try:
-            asked = await self._asked(request, await request.read())
-        except RequestRejected as error:
-            raise _problem_of(error) from None
+        asked = await self._asked(request, await request.read())
         try:
             found = await self._answered(asked)
+        except AuthenticationFailed as error:
+            # The gateway's own key is wrong there: nothing that the caller could mend.
+            raise Problem(503, "unavailable", error.message) from None
         except NPUError as error:
-            own = refusal_of_node(error)
-            if own is not None and not isinstance(error, AuthenticationFailed):
+            if (own := refusal_of_node(error)) is not None:
                 return _as_it_came(own)
             if dialect == "ollama" and isinstance(error, ModelNotFound):
                 raise _ollama_lacks(asked.model or "") from None
-            raise _problem_of(error) from None
+            raise
         source, streamed = found.origin.source, not isinstance(found.content, bytes)
         attempts = len(found.attempts) + streamed
         self._metrics.answers.labels(source).inc()
@@ -176,7 +163,7 @@ class Forwarder:
         return await self._client.core.backend.forward(asked)
 
     async def _asked(self, request: web.Request, content: bytes) -> Request:
-        """The request as the client takes it. Raises RequestRejected, Problem for what the team may not do."""
+        """The request as the client takes it. Raises RequestRejected, and Problem for what the team may not do."""
         route, team = ROUTES[request.path], request[TEAM]
         fields = await _fields(request, content) if route.upload else json_object(content)
         device = read_device(_only(request, "X-NPU-Require-Device"), "X-NPU-Require-Device")
@@ -189,12 +176,11 @@ class Forwarder:
         printable(sent_on)
         model = fields.pop("model", None)
         if not isinstance(model, str | None):
-            raise Problem(400, "invalid_request", "model must be the name of a model, as a string", param="model")
+            raise _wrong("model", "model must be the name of a model, as a string")
         if not _may_use(team, model):
             named = ", ".join(sorted(team.models))
-            raise Problem(
-                403, "forbidden", f"this key is for {named}, and the request names {(model or 'no model')[:100]}"
-            )
+            message = f"this key is for {named}, and the request names {(model or 'no model')[:100]}"
+            raise Problem(403, "forbidden", message)
         defaults = team.failover.over(self._client.npu.options.failover)
         failover = read_failover(_only(request, FAILOVER), defaults)
         if not _may_use(team, failover.on_context_length):
@@ -312,12 +298,9 @@ class Forwarder:
         content = b""
         name: str | None = None
         if request.path == "/api/show":
-            try:
-                fields = json_object(await request.read())
-                name = str(fields.get("model") or fields.get("name") or "")
-                content = encode({"model": name})
-            except RequestRejected as error:
-                raise _problem_of(error) from None
+            fields = json_object(await request.read())
+            name = str(fields.get("model") or fields.get("name") or "")
+            content = encode({"model": name})
             if not _may_use(request[TEAM], name):
                 raise _ollama_lacks(name)
         deadline = Deadline.after(_LOOK_S)
@@ -346,33 +329,36 @@ async def _unknown(request: web.Request) -> web.StreamResponse:
 
 
 async def _fields(request: web.Request, content: bytes) -> dict[str, Any]:
-    """The fields of a form, each with its values but for the model. Raises RequestRejected."""
+    """The fields of a form, each with its values but for the model. Raises Problem."""
     kind = request.headers.get("Content-Type", "")
     form, _ = await in_daemon_thread(lambda: read_form(content, kind), "read a form")
     models = form.pop("model", [])
     if len(models) > 1:
-        raise RequestRejected("a form must name one model", status=400, code="invalid_request", param="model")
+        raise _wrong("model", "a form must name one model")
     return {**form, "model": models[0] if models else None}
 
 
 def _only(request: web.Request, name: str) -> str | None:
-    """The value of a header. Raises RequestRejected where it is given twice."""
+    """The value of a header. Raises Problem where it is given twice."""
     values = request.headers.getall(name, [])
     if len(values) > 1:
-        raise RequestRejected(f"{name} must be given once", status=400, code="invalid_request", param=name)
+        raise _wrong(name, f"{name} must be given once")
     return values[0] if values else None
 
 
 def _limit_of(request: web.Request) -> float | None:
-    """The seconds that the caller gives the whole request. Raises RequestRejected for what is no time."""
+    """The seconds that the caller gives the whole request. Raises Problem for what is no time."""
     name = "X-Request-Timeout-Ms"
     given = _only(request, name)
     if given is None:
         return None
     if not _MILLISECONDS.fullmatch(given):
-        message = f"{name} must be a whole number of milliseconds, as 30000"
-        raise RequestRejected(message, status=400, code="invalid_request", param=name)
+        raise _wrong(name, f"{name} must be a whole number of milliseconds, as 30000")
     return int(given) / 1000
+
+
+def _wrong(name: str, message: str) -> Problem:
+    return Problem(400, "invalid_request", message, param=name)
 
 
 def _as_it_came(reply: Reply) -> web.Response:
@@ -383,12 +369,12 @@ def _anthropic_page(rows: list[dict[str, Any]], query: Mapping[str, str]) -> dic
     """The models that `limit`, and `after_id` or `before_id`, ask for, as nodes list theirs. Raises Problem."""
     limit = query.get("limit", str(_PAGE))
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= _LARGEST_PAGE):
-        raise Problem(400, "invalid_request", f"limit: must be a number from 1 to {_LARGEST_PAGE}")
+        raise _wrong("limit", f"limit: must be a number from 1 to {_LARGEST_PAGE}")
     ids = [row["id"] for row in rows]
     after, before = query.get("after_id"), query.get("before_id")
     for name, given in (("after_id", after), ("before_id", before)):
         if given is not None and given not in ids:
-            raise Problem(400, "invalid_request", f"{name}: must be the id of a model in this list")
+            raise _wrong(name, f"{name}: must be the id of a model in this list")
     rows = rows[ids.index(after) + 1 if after is not None else 0 : ids.index(before) if before is not None else None]
     backward = before is not None and after is None
     page = rows[-int(limit) :] if backward else rows[: int(limit)]

@@ -83,12 +83,12 @@ _TEAM = TypeAdapter(Team)
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """One key as it is listed: never the key itself. `until`: the Unix time when it ends, None for never."""
+    """One key, never itself. `until`: the Unix time when it ends, None for never."""
 
     prefix: str
     team: Team
-    made: float
     until: float | None
+    digest: bytes = b""
 
 
 class KeyFile:
@@ -228,7 +228,7 @@ class KeyStore:
         self._clock = clock
         self.file = KeyFile(path, patience_s)
         self._version: object = None
-        self._read: tuple[bytes, dict[str, tuple[bytes, KeyEntry]]] = (b"", {})
+        self._read: tuple[bytes, dict[str, KeyEntry]] = (b"", {})
         self.read()
         self._readable = True
         self._read_at = time.monotonic()
@@ -256,7 +256,8 @@ class KeyStore:
     def rotate(self, prefix: str, overlap_s: float = 0.0) -> str:
         """A new key in place of one, which ends after `overlap_s` seconds."""
         with self.file.transaction():
-            entry = next((entry for entry in self.list() if entry.prefix == prefix), None)
+            self.read()
+            entry = self._read[1].get(prefix)
             if entry is None:
                 raise _no_key(prefix)
             key = self._insert(entry.team)
@@ -269,26 +270,18 @@ class KeyStore:
 
     @property
     def entries(self) -> list[KeyEntry]:
-        return [entry for _, entry in self._read[1].values()]
-
-    def list(self) -> list[KeyEntry]:
-        """All keys, the oldest first."""
-        self.read()
-        return self.entries
+        """All keys as they were last read, the oldest first."""
+        return list(self._read[1].values())
 
     def read(self) -> None:
         """Read the keys if the file has changed."""
         version = self.file.version()
         if version != self._version:
             rows = self.file.rows("SELECT * FROM keys ORDER BY made, prefix")
-            known = {
-                row["prefix"]: (
-                    row["digest"],
-                    KeyEntry(row["prefix"], _TEAM.validate_json(row["team"]), row["made"], row["until"]),
-                )
-                for row in rows
-            }
-            self._read, self._version = (self.file.secret, known), version
+            entries = [
+                KeyEntry(row["prefix"], _TEAM.validate_json(row["team"]), row["until"], row["digest"]) for row in rows
+            ]
+            self._read, self._version = (self.file.secret, {entry.prefix: entry for entry in entries}), version
 
     async def refresh(self) -> None:
         """As `read`, in the thread of the file, and shared by all who ask at the same time."""
@@ -324,8 +317,8 @@ class KeyStore:
     def find(self, key: str) -> Team | None:
         """As `team_of`, among the keys that were read last."""
         secret, known = self._read
-        digest, entry = known.get(prefix_of(key), (b"", None))
-        if entry is None or not is_key_of(secret, key, digest):
+        entry = known.get(prefix_of(key))
+        if entry is None or not is_key_of(secret, key, entry.digest):
             return None
         return entry.team if entry.until is None or entry.until > self._clock() else None
 

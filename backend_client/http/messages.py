@@ -206,8 +206,6 @@ class Request:
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Common options as fields of a Request, and the others."""
-    if not options:
-        return {}, {}
     common = {name: value for name, value in options.items() if name in _COMMON and name != "timeout"}
     others = {name: value for name, value in options.items() if name not in _COMMON}
     return common, others

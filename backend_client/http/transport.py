@@ -47,11 +47,6 @@ async def fetch_health(transport: HttpTransport, node: str) -> HealthReport:
 _LARGE = 512 * 1024
 
 
-def payload(body: bytes) -> bytes | io.BytesIO:
-    """The body as aiohttp wants it: one that is large in pieces, so that the event loop does other work in between."""
-    return body if len(body) <= _LARGE else io.BytesIO(body)
-
-
 async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
     """The body. Raises _TooLong for one over `limit` bytes, without reading it all."""
     if response.content_length is not None and response.content_length <= limit:
@@ -121,13 +116,6 @@ def _alert(error: BaseException) -> str | None:
 _used: ContextVar[asyncio.Transport | None] = ContextVar("connection", default=None)
 
 
-def break_connection() -> None:
-    """Close the connection of this task's last request, though it may be among the free ones by now."""
-    transport = _used.get()
-    if transport is not None:
-        transport.abort()
-
-
 class CleanConnector(aiohttp.TCPConnector):
     """Reuses no connection on which something came while it was free: it would be taken for the next reply."""
 
@@ -150,7 +138,9 @@ def _check_id(node: str, sent: str, received: str | None) -> None:
     proxy may give it an id of its own, but never one that this process made for another.
     """
     if received is not None and received != sent and received.startswith(OWN_IDS):
-        break_connection()
+        # It may be among the free ones by now.
+        if (transport := _used.get()) is not None:
+            transport.abort()
         raise BadReply("the reply does not repeat the X-Request-ID that was sent: it is another request's", node=node)
 
 
@@ -237,7 +227,8 @@ class HttpTransport:
     def _sent(self, node: str, body: bytes | None, headers: dict[str, str]) -> dict[str, Any]:
         key = self._identity.node_keys.get(node, self._identity.key)
         return {
-            "data": payload(body) if body else None,
+            # In pieces where it is large, so that the event loop does other work in between.
+            "data": io.BytesIO(body) if body and len(body) > _LARGE else body or None,
             "headers": {"Authorization": f"Bearer {key}", **headers} if key else headers,
             "allow_redirects": False,
         }

@@ -168,9 +168,11 @@ class Dispatcher:
             return None
         # What no node has seen costs nothing. Nor does what a node cannot serve, or not before it has loaded the model:
         # it is not asked again, so other attempts cannot multiply load.
-        costs = (
-            isinstance(error, NodeError) and error.sent and not error.misrouted and not self._still_loads(call, error)
-        )
+        costs = isinstance(error, NodeError) and error.sent and not error.misrouted
+        if isinstance(error, NodeError) and costs and error.code == "model_loading":
+            node = self._pool.nodes.get(error.node)
+            model = node.resolve(call.request.model or "") if node else None
+            costs = model is None or not model.loading
         return Retry(pause, costs)
 
     def _pause(self, call: Call, error: BaseException) -> float:
@@ -204,12 +206,6 @@ class Dispatcher:
             await asyncio.sleep(step)
         if not self.budget.withdraw():
             raise error
-
-    def _still_loads(self, call: Call, error: NodeError) -> bool:
-        """Whether the node refused the request because it is loading the model, as it reports too."""
-        node = self._pool.nodes.get(error.node)
-        model = node.resolve(call.request.model or "") if node else None
-        return error.code == "model_loading" and model is not None and model.loading
 
     def settle(self, call: Call, lease: Lease, error: BaseException | None) -> None:
         """The request on this node is over; learn from it and note it in the call's history."""

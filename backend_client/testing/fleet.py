@@ -18,6 +18,7 @@ from aiohttp import web
 
 from backend_client import sync
 from backend_client.client import NPUClient
+from backend_client.http.stream_forms import CHAT
 from backend_client.lifetime import LoopThread
 from backend_client.settings import ClientSettings
 from backend_client.testing.node import (
@@ -34,7 +35,7 @@ from backend_client.testing.node import (
     event_bytes,
     fake_vector,
     json_answer,
-    whole_chat,
+    put_together,
 )
 
 
@@ -125,7 +126,7 @@ class Recording:
 
         Returns the last one.
         """
-        found = [request for request in self.sent(path) if _has(request.body, fields)]
+        found = [request for request in self.sent(path) if request.body.items() >= fields.items()]
         wanted = f"{path or 'any path'}{f' with {sorted(fields)}' if fields else ''}"
         if not found or (times is not None and len(found) != times):
             paths = [request.path for request in self.requests]
@@ -226,10 +227,6 @@ def _bound(port: int) -> socket.socket:
     return held
 
 
-def _has(body: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
-    return all(name in body and body[name] == value for name, value in fields.items())
-
-
 # What the cloud calls its models.
 CLOUD_WRITER, CLOUD_EMBEDDER = "fake-cloud-writer", "fake-cloud-embedder"
 
@@ -276,11 +273,10 @@ class FakeCloud(Scripted, Recording):
         if path == "/v1/embeddings":
             return json_answer({"object": "list", "model": body["model"], "data": self._rows(body), "usage": usage})
         text = self.answer if isinstance(self.answer, str) else self.answer(body)
-        if body.get("stream"):
-            pieces: list[dict[str, Any]] = [{"content": piece} for piece in WORD.findall(text) or [text]]
-            asked = (body.get("stream_options") or {}).get("include_usage")
-            return chat(body["model"], pieces, "stop", usage if asked else None)
-        return whole_chat(body["model"], {"content": text}, "stop", usage)
+        pieces: list[dict[str, Any]] = [{"content": piece} for piece in WORD.findall(text) or [text]]
+        asked = not body.get("stream") or (body.get("stream_options") or {}).get("include_usage")
+        answer = chat(body["model"], pieces, "stop", usage if asked else None)
+        return answer if body.get("stream") else put_together(answer, CHAT)
 
     def _rows(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         texts = [body["input"]] if isinstance(body["input"], str) else body["input"]

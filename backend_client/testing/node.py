@@ -17,7 +17,7 @@ import numpy.typing as npt
 from backend_client.errors import RequestRejected
 from backend_client.http.messages import plain_name, read_form
 from backend_client.http.routes import ROUTES
-from backend_client.http.stream_forms import INFERENCE, StreamEvent
+from backend_client.http.stream_forms import CHAT, INFERENCE, StreamEvent, WholeForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +132,10 @@ def chat(model: str, deltas: Sequence[Mapping[str, Any]], reason: str, usage: Ma
     return _stream([*(("", chunk) for chunk in chunks), ("", None)], model)
 
 
-def _whole_generation(stream: Answer) -> Answer:
-    events = [StreamEvent(name, data) for name, data in stream.events or ()]
-    return json_answer(INFERENCE.whole(events), {**stream.headers, "Content-Type": "application/json"})
-
-
-def whole_chat(model: str, message: Mapping[str, Any], reason: str, usage: Mapping[str, int] | None) -> Answer:
-    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
-    head = {"id": "chatcmpl-fake", "object": "chat.completion", "created": 0, "model": model}
-    return json_answer({**head, "choices": [choice], "usage": usage}, route_headers(model))
+def put_together(stream: Answer, form: WholeForm) -> Answer:
+    """The reply that a request without a stream gets."""
+    events = [StreamEvent(name or "message", data) for name, data in stream.events or ()]
+    return json_answer(form.whole(events), {**stream.headers, "Content-Type": "application/json"})
 
 
 def ranking(model: str, query: str, documents: Sequence[Any], top_n: int | None) -> Answer:
@@ -322,9 +317,10 @@ class FakeNode(Scripted):
             return vectors(model, [self.vector(text, length, space) for text in body["texts"]], length, space)
         if path == "/inference":
             answer = generation(model, body["prompt"], self._pieces(body))
-            return answer if body.get("stream") else _whole_generation(answer)
+            return answer if body.get("stream") else put_together(answer, INFERENCE)
         if path == "/v1/chat/completions":
-            return self._chat(body, model)
+            answer = self._chat(body, model)
+            return answer if body.get("stream") else put_together(answer, CHAT)
         if path in {"/v1/rerank", "/v2/rerank"}:
             return ranking(model, body["query"], body["documents"], body.get("top_n"))
         if path.startswith("/v1/audio/"):
@@ -338,18 +334,12 @@ class FakeNode(Scripted):
             name, arguments = self.tool_call
             function = {"name": name, "arguments": json.dumps(arguments)}
             call = {"index": 0, "id": "call_fake", "type": "function", "function": function}
-            return self._streamed(body, model, [{"tool_calls": [call]}], "tool_calls")
-        return self._streamed(body, model, [{"content": piece} for piece in self._pieces(body)], "stop")
-
-    @staticmethod
-    def _streamed(body: Mapping[str, Any], model: str, deltas: Sequence[Mapping[str, Any]], reason: str) -> Answer:
+            deltas: list[dict[str, Any]] = [{"tool_calls": [call]}]
+        else:
+            deltas = [{"content": piece} for piece in self._pieces(body)]
         prompt, written = len(WORD.findall(json.dumps(body["messages"]))), len(deltas)
         usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
-        if body.get("stream"):
-            return chat(model, deltas, reason, usage)
-        content = "".join(delta.get("content", "") for delta in deltas)
-        message = {"content": content} if reason == "stop" else {**deltas[0], "content": None}
-        return whole_chat(model, message, reason, usage)
+        return chat(model, deltas, "tool_calls" if "tool_calls" in deltas[0] else "stop", usage)
 
     def _pieces(self, body: Mapping[str, Any]) -> list[str]:
         text = self.answer if isinstance(self.answer, str) else self.answer(body)

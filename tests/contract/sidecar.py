@@ -22,22 +22,15 @@ class Counter:
     """`npu_busy_time_us` in a directory of its own; it ticks unless told otherwise."""
 
     directory: Path
+    value: int = 1_000_000
+    ticks: bool = True
 
     def __post_init__(self):
         self.file = self.directory / "npu_busy_time_us"
-        self.value = 1_000_000
-        self._ticking = threading.Event()
-        self._over = threading.Event()
-        self._lock = threading.Lock()
+        self._over, self._lock = threading.Event(), threading.Lock()
         self.write(self.value)
-        self._ticking.set()
         self._thread = threading.Thread(target=self._tick)
         self._thread.start()
-
-    @property
-    def ticks(self):
-        """Whether it moves by itself, as often as this process is run."""
-        return self._ticking.is_set()
 
     def write(self, value):
         """Replace the file in one step, so that no reader sees half a number."""
@@ -50,21 +43,21 @@ class Counter:
         # Often: the shortest generation must see it move, on a core that the engine uses, too.
         while not self._over.wait(0.005):
             with self._lock:
-                if self._ticking.is_set():
+                if self.ticks:
                     self.write(self.value + 1000)
 
     @contextlib.contextmanager
     def still(self):
         """The counter is the test's alone inside the block."""
         with self._lock:
-            self._ticking.clear()
+            self.ticks = False
         try:
             yield self
         finally:
             if self.file.is_dir():
                 self.file.rmdir()
             self.write(self.value)
-            self._ticking.set()
+            self.ticks = True
 
     def close(self):
         self._over.set()

@@ -10,7 +10,6 @@ import jsonschema_rs
 import pytest
 
 from tests.contract.openai.test_generation import CAPITAL, MODEL
-from tests.support.events import sse
 
 SCHEMA = {
     "type": "object",
@@ -37,53 +36,22 @@ async def chat(http, node, **fields):
     return reply, calls[0]["function"]["arguments"] if calls else choice["message"]["content"], choice["finish_reason"]
 
 
-async def streamed(http, node, **fields):
-    body = {"model": MODEL, "messages": CAPITAL, "stream": True} | fields
-    async with http.post(node.url + "/v1/chat/completions", json=body) as reply:
-        assert reply.status == 200, await reply.text()
-        choices = [json.loads(frame)["choices"][0] for frame in (await sse(reply))[:-1]]
-    return reply, "".join(one["delta"].get("content") or "" for one in choices), choices[-1]["finish_reason"]
-
-
-async def responses(http, node, **fields):
-    form = {"type": "json_schema", "name": "note", "schema": SCHEMA, "strict": True}
-    body = {"model": MODEL, "input": CAPITAL, "text": {"format": form}} | fields
-    async with http.post(node.url + "/v1/responses", json=body) as reply:
-        assert reply.status == 200, await reply.text()
-        answer = await reply.json()
-    return reply, answer["output"][0]["content"][0]["text"], "stop" if answer["status"] == "completed" else "length"
-
-
-async def ollama(http, node, **options):
-    body = {"model": MODEL, "messages": CAPITAL, "stream": False, "format": SCHEMA, "options": options}
-    async with http.post(node.url + "/api/chat", json=body) as reply:
-        assert reply.status == 200, await reply.text()
-        answer = await reply.json()
-    return reply, answer["message"]["content"], answer["done_reason"]
-
-
 FORMAT = {"type": "json_schema", "json_schema": {"name": "note", "schema": SCHEMA, "strict": True}}
 FORCED = {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required"}
-# The request, its fields, and whether a text has the form.
+# Fields of a request, and whether a text has their form.
 FORMS = {
-    "a schema": (chat, {"response_format": FORMAT}, is_valid),
-    "a schema, streamed": (streamed, {"response_format": FORMAT}, is_valid),
-    "a choice": (chat, {"guided_choice": CHOICES}, CHOICES.__contains__),
-    "an expression": (chat, {"guided_regex": "[a-e]{3}-[0-9]{2}"}, re.compile("[a-e]{3}-[0-9]{2}").fullmatch),
-    "a forced call": (chat, FORCED, is_valid),
-    "a response": (responses, {}, is_valid),
-    "Ollama's format": (ollama, {}, is_valid),
+    "a schema": ({"response_format": FORMAT}, is_valid),
+    "a choice": ({"guided_choice": CHOICES}, CHOICES.__contains__),
+    "an expression": ({"guided_regex": "[a-e]{3}-[0-9]{2}"}, re.compile("[a-e]{3}-[0-9]{2}").fullmatch),
+    "a forced call": (FORCED, is_valid),
 }
 
 
-CASES = [(name, {"stop": STOPS}) for name in FORMS]
-CASES += [(name, {"ignore_eos": True}) for name in FORMS if name != "a response"]
-
-
-@pytest.mark.parametrize(("name", "ending"), CASES)
+@pytest.mark.parametrize("ending", [{"stop": STOPS}, {"ignore_eos": True}], ids=["stop", "ignore_eos"])
+@pytest.mark.parametrize("name", FORMS)
 async def test_an_answer_ends_where_its_form_ends_whatever_else_would_end_it(http, node, name, ending):
-    ask, fields, fits = FORMS[name]
-    reply, text, finish = await ask(http, node, **fields, **ending)
+    fields, fits = FORMS[name]
+    reply, text, finish = await chat(http, node, **fields, **ending)
     assert fits(text), text
     assert finish == ("tool_calls" if fields is FORCED else "stop")
     assert reply.headers["X-NPU-Node-Ignored"] == next(iter(ending))

@@ -27,8 +27,9 @@ def outcome(command, redirections, store, **variables):
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("redirections", [">&-", "<&- >&-"])
-@pytest.mark.parametrize("command", ["node list", "node ps", "client generate --help"])
+@pytest.mark.parametrize(
+    ("command", "redirections"), [("node list", "<&- >&-"), ("node ps", ">&-"), ("client generate --help", ">&-")]
+)
 def test_a_closed_stream_is_no_mistake(tmp_path, command, redirections):
     status, told = outcome(command, redirections, tmp_path)
     assert status == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.nodes import start_node
 
@@ -77,12 +78,8 @@ def model_in(body, name):
 
 def metric(text, name, **labels):
     """The value of a sample of /metrics; None where there is none."""
-    wanted = {f'{key}="{value}"' for key, value in labels.items()}
-    for line in text.splitlines():
-        sample, _, value = line.rpartition(" ")
-        if sample.partition("{")[0] == name and wanted <= set(sample.partition("{")[2].rstrip("}").split(",")):
-            return float(value)
-    return None
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return next((one.value for one in samples if one.name == name and labels.items() <= one.labels.items()), None)
 
 
 async def test_a_route_answers_from_an_engine_process_and_proves_the_device(count, node):

@@ -1,9 +1,10 @@
 """A server of the dashboard's real page, and states that no healthy node has: scripted, so that each can be had."""
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 from aiohttp import web
 
+from tests.faults.scripted_node import served_in_thread
 from worker_node.http import pages
 
 HOSTILE = "<img src=x onerror=window.hit=1><script>window.hit=1</script>"
@@ -104,3 +105,13 @@ class ScriptedState:
             yield self
         finally:
             await runner.cleanup()
+
+
+@contextmanager
+def shown(browser, scripted, path="/dashboard", until="return document.querySelector('#models tbody tr')", errors=()):
+    """The page of this server, once it shows what the script `until` looks for; it must leave no other errors."""
+    with served_in_thread(scripted) as url:
+        browser.open(url + path)
+        browser.wait(until)
+        yield
+        assert [said for said in browser.leave() if not any(words in said for words in errors)] == []

@@ -1,13 +1,11 @@
 """The dashboard's page in a real Chromium, shown states that no healthy node has."""
 
 import time
-from contextlib import contextmanager
 
 import pytest
 from aiohttp import web
 
-from tests.faults.scripted_node import served_in_thread
-from tests.ops.scripted_page import HOSTILE, LONG, ScriptedState, engine, model, state_of
+from tests.ops.scripted_page import HOSTILE, LONG, ScriptedState, engine, model, shown, state_of
 
 # A limit for a hang: each test takes two seconds.
 pytestmark = pytest.mark.timeout(600)
@@ -21,16 +19,6 @@ SIGNS = {
     "failed": ("bad", "failed"),
     "stopped": ("bad", "stopped"),
 }
-
-
-@contextmanager
-def shown(browser, scripted, path="/dashboard", until="return document.querySelector('#models tbody tr')"):
-    """The page of this server, once it shows what the script `until` looks for; it must leave no error."""
-    with served_in_thread(scripted) as url:
-        browser.open(url + path)
-        browser.wait(until)
-        yield
-        assert browser.leave() == []
 
 
 def test_every_state_has_its_sign_its_word_and_its_reason(browser):
@@ -70,9 +58,7 @@ def test_what_a_node_reports_stays_text_and_fits_at_every_width(browser):
 
 def test_a_node_that_stops_answering_is_not_shown_as_if_it_did(browser):
     scripted = ScriptedState(state_of([model("m", engine("ready"), state="ready")], status="ready"))
-    with served_in_thread(scripted) as url:
-        browser.open(url + "/dashboard")
-        browser.wait("return document.title.startsWith('●')")
+    with shown(browser, scripted, until="return document.title.startsWith('●')", errors=["500"]):
         scripted.state = None
         browser.wait(
             "const silence = document.getElementById('silence');"
@@ -84,7 +70,6 @@ def test_a_node_that_stops_answering_is_not_shown_as_if_it_did(browser):
             "return document.title.startsWith('●') && !document.getElementById('silence').checkVisibility()"
             " && document.getElementById('models').innerText === 'No model is configured.'"
         )
-        browser.leave()
 
 
 def test_a_state_that_lacks_fields_shows_what_there_is(browser):

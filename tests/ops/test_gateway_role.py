@@ -119,7 +119,7 @@ def test_files_with_secrets_are_for_their_owner_alone(gateway):
 
 def test_keys_that_changed_on_the_controller_replace_those_of_the_machine(gateway):
     with contextlib.closing(KeyStore(gateway.keys)) as store:
-        [old] = store.list()
+        [old] = store.entries
         new = store.rotate(old.prefix)
     succeeded(play(gateway.inventory, "--tags=configure"))
     assert embed(gateway.machine, gateway.key)[0] == 401

@@ -7,12 +7,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+from tests.ops.calls import eventually
 from tests.support.nodes import start_node
 from tests.support.ports import free_port
 
@@ -56,17 +56,6 @@ def servers(sock):
     return {row["svname"]: (row["status"], int(row["stot"])) for row in rows if row["svname"].startswith("node")}
 
 
-def wait_for(sock, wanted):
-    deadline = time.monotonic() + 60  # for a hang
-    seen = None
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            if wanted(seen := servers(sock)):
-                return
-        time.sleep(0.05)
-    pytest.fail(f"HAProxy still says {seen}")
-
-
 def opened(url, **fields):
     body = json.dumps(CHAT | fields).encode()
     request = urllib.request.Request(url + "/v1/chat/completions", body, {"Content-Type": "application/json"})  # noqa: S310
@@ -75,7 +64,7 @@ def opened(url, **fields):
 
 def test_haproxy_prefers_the_idle_node_and_leaves_out_one_that_drains(fleet):
     front, sock, nodes = fleet
-    wait_for(sock, lambda seen: {status for status, _ in seen.values()} == {"UP"})
+    eventually(lambda: servers(sock), lambda seen: {status for status, _ in seen.values()} == {"UP"})
     with opened(front, max_tokens=4000, ignore_eos=True, stream=True) as held:
         held.readline()
         (busy,) = [name for name, (_, sent) in servers(sock).items() if sent]
@@ -84,7 +73,7 @@ def test_haproxy_prefers_the_idle_node_and_leaves_out_one_that_drains(fleet):
                 assert json.load(reply)["usage"]["completion_tokens"] == 2
         assert servers(sock)[busy] == ("UP", 1), "the node with the open stream got more requests"
         nodes[int(busy[-1]) - 1].process.send_signal(signal.SIGTERM)
-        wait_for(sock, lambda seen: seen[busy][0].startswith("DOWN"))
+        eventually(lambda: servers(sock), lambda seen: seen[busy][0].startswith("DOWN"))
         assert held.readline(), "a node that drains finishes its requests"
     with opened(front, max_tokens=2) as reply:
         assert reply.status == 200

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from tests.faults.scripted_node import served_in_thread
-from tests.ops.scripted_page import HOSTILE, ScriptedState, engine, model, state_of
+from tests.ops.scripted_page import HOSTILE, ScriptedState, engine, model, shown, state_of
 from tests.support.nodes import start_node
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store"), pytest.mark.timeout(900)]
@@ -148,14 +147,11 @@ def refused(status, code, message, **headers):
     ],
 )
 def test_a_refusal_is_shown_in_the_nodes_words_and_the_question_is_kept(browser, reply, words):
-    with served_in_thread(Scripted(reply)) as url:
-        browser.open(url + "/play")
-        browser.wait(SHOWN)
+    with shown(browser, Scripted(reply), "/play", SHOWN, errors=["Failed to load resource"]):
         browser.press("A question", "ENTER")
         browser.wait("return document.getElementById('failure').checkVisibility()")
         assert words in browser.text("#failure")
         assert browser.run("return document.getElementById('message').value") == "A question"
-        assert all("Failed to load resource" in message for message in browser.leave())
 
 
 def test_an_answer_stays_text_and_one_that_breaks_off_is_said_to(browser):
@@ -166,9 +162,7 @@ def test_an_answer_stays_text_and_one_that_breaks_off_is_said_to(browser):
         await stream.write(b"data: " + web.json_response(chunk).body + b"\n\n")
         return stream
 
-    with served_in_thread(Scripted(reply)) as url:
-        browser.open(url + "/play")
-        browser.wait(SHOWN)
+    with shown(browser, Scripted(reply), "/play", SHOWN):
         browser.driver.find_element("id", "image").send_keys(str(PICTURE))
         browser.wait("return document.getElementById('attach').innerText === 'Remove the image'")
         assert "data:image/png" in snippet(browser, "curl")
@@ -180,4 +174,3 @@ def test_an_answer_stays_text_and_one_that_breaks_off_is_said_to(browser):
         assert browser.text("#talk .model .words") == HOSTILE
         assert browser.text("#talk .model .about").endswith("broke off")
         assert browser.run("return [window.hit ?? null, document.images.length]") == [None, 0]
-        assert browser.leave() == []

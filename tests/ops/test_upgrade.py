@@ -8,6 +8,7 @@ import pytest
 
 from backend_client import NPUClient
 from backend_client.options import ClientOptions, ProbeOptions
+from tests.contract.test_distribution import VERSION
 from tests.ops.calls import call, wait_until_ready
 from tests.ops.conftest import EMBEDDER, KEY, build_wheel
 from tests.ops.playbook import ROOT, finish, start
@@ -23,11 +24,11 @@ def release(directory, version, *edits):
     """A wheel of this checkout under another version, with `edits` (file, old text, new text) in its source."""
     source = directory / f"source-{version}"
     source.mkdir()
-    for name in ("worker_node", "backend_client"):
+    for name in ("worker_node", "backend_client", "docs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("npu_commands.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, source)
-    for file, old, new in (("pyproject.toml", 'version = "0.1.0"', f'version = "{version}"'), *edits):
+    for file, old, new in (("pyproject.toml", f'version = "{VERSION}"', f'version = "{version}"'), *edits):
         text = (source / file).read_text(encoding="utf-8")
         assert text.count(old) == 1, f"{file} has no {old!r} to replace"
         (source / file).write_text(text.replace(old, new), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Real nodes under load: of three one killed, one frozen, one slow; one is started again, and one stopped in order."""
+"""Real nodes under load: of three one loses its host, one is frozen and then stopped, one is slow."""
 
 import asyncio
 import contextlib
@@ -20,22 +20,14 @@ NODE = {"NPU_NODE_MODELS": '[{"name": "all-minilm-l6-v2", "streams": 1}]', "NPU_
 
 
 class Member:
-    """A real node behind a proxy, so that it keeps its address over restarts."""
+    """A node behind a proxy, so that it keeps its address over restarts; two may be the same node to the network."""
 
-    def __init__(self, stack, node):
+    def __init__(self, node):
         self.node, self.proxy = node, FaultProxy(node.url)
-        self._stack = stack
 
-    async def kill(self):
-        """As kill −9 of the process, or a host that loses its power: connections break, new ones are refused."""
-        self.node.process.kill()
-        await self.proxy.stop()
-
-    async def start(self):
-        self.node = await asyncio.to_thread(self._stack.enter_context, start_node(**NODE))
+    async def start(self, stack):
+        self.node = await asyncio.to_thread(stack.enter_context, start_node(**NODE))
         self.proxy.port = int(self.node.url.rpartition(":")[2])
-        if not self.proxy.listening:
-            await self.proxy.listen()
 
 
 class Load:
@@ -75,31 +67,22 @@ class Load:
         assert not [failure for failure in failures if not isinstance(failure, asyncio.CancelledError)]
 
 
-@contextlib.asynccontextmanager
-async def loaded_fleet(shared):
-    """Two real nodes and a shared one, a client that knows them, and load on it that has run for a while."""
+async def test_no_call_fails_while_one_is_down_one_frozen_and_one_slow_and_while_one_is_stopped(node, long):
+    # More than 5 s: a node starts (three times with --long), and probes have to find out what has failed.
     async with contextlib.AsyncExitStack() as stack:
-        nodes = [stack.enter_context(start_node(ready=False, **NODE)) for _ in range(2)]
-        for node in nodes:
-            await asyncio.to_thread(node.wait_for, lambda body: body["status"] == "ready")
-        members = [Member(stack, node) for node in (*nodes, shared)]
+        own = await asyncio.to_thread(stack.enter_context, start_node(**NODE))
+        members = down, frozen, slow = Member(node), Member(own), Member(node)
         for member in members:
             await stack.enter_async_context(member.proxy.running())
         client = await stack.enter_async_context(NPUClient([member.proxy.url for member in members]))
         await client.health()
         load = Load(client)
         await load.more(20)
-        yield members, client, load
-        await load.end()
 
-
-async def test_no_call_fails_while_one_is_killed_one_frozen_and_one_slow_and_while_they_are_restarted(node, long):
-    # More than 5 s: three nodes start (five with --long), and probes have to find out what has failed.
-    async with loaded_fleet(node) as (members, client, load):
-        dead, frozen, slow = members
         slow.proxy.fault = Fault(latency=0.1)
-        await dead.kill()
-        frozen.node.process.send_signal(signal.SIGSTOP)
+        # As a host that loses its power: connections break, new ones are refused.
+        await down.proxy.stop()
+        own.process.send_signal(signal.SIGSTOP)
         try:
             await load.until(lambda: [node.url for node in client.status() if node.usable] == [slow.proxy.url])
             await load.more(40)
@@ -107,15 +90,19 @@ async def test_no_call_fails_while_one_is_killed_one_frozen_and_one_slow_and_whi
             retries = sum(sum(attempt.sent for attempt in result.attempts) - 1 for result in load.results)
             assert retries <= 2 + 0.1 * len(load.results) + time.monotonic() - load.began
         finally:
-            frozen.node.process.send_signal(signal.SIGCONT)
+            own.process.send_signal(signal.SIGCONT)
         await load.served_by(frozen)
-        await dead.start()
-        await load.served_by(dead)
+        await down.proxy.listen()
+        await load.served_by(down)
 
         slow.proxy.fault = Fault()
-        for member in (dead, frozen) if long else (frozen,):
-            assert await asyncio.to_thread(member.node.terminate) == 0
+        assert await asyncio.to_thread(own.terminate) == 0
+        await load.more(20)
+        if long:
+            await frozen.start(stack)
+            await load.served_by(frozen)
+            frozen.node.process.kill()
             await load.more(20)
-            if long:
-                await member.start()
-                await load.served_by(member)
+            await frozen.start(stack)
+            await load.served_by(frozen)
+        await load.end()

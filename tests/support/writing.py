@@ -26,6 +26,12 @@ class WritingEngine(TaskEngine):
 
     status = EngineStatus(EngineState.READY, "scripted")
 
+    @property
+    def prompt(self):
+        """The text of the last prompt, special tokens included."""
+        tokens = memoryview(self.jobs[-1].tokens).cast("i").tolist()
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+
     def wake(self):
         pass
 

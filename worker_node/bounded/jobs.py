@@ -202,7 +202,7 @@ class BoundedJob:
     """One kind of work. `shape` makes the answer's text; a job with a `form`, a schema for a budget, answers in JSON.
 
     `repetition_penalty` keeps small models from writing one phrase over and over; JSON, which repeats its own marks,
-    is spoiled by it. An answer of which `shape` leaves nothing is asked for once more if it may be `retried`.
+    is spoiled by it. An answer of which `shape` leaves nothing is asked for once more.
     """
 
     name: str
@@ -212,7 +212,6 @@ class BoundedJob:
     shape: Callable[[str], str] = str.strip
     form: Callable[[int], Schema] | None = None
     repetition_penalty: float = 1.05
-    retried: bool = True
 
     def messages(self, text: str) -> tuple[Message, ...]:
         """The conversation that asks for this job on a text. The text is data: it stands between marks of its own."""
@@ -273,7 +272,7 @@ JOBS: dict[str, BoundedJob] = {
     )
 }
 # What the smoke test asks: not offered over HTTP.
-SMOKE = BoundedJob("smoke", 24, "You answer in one short sentence.", "Answer what the text asks.", retried=False)
+SMOKE = BoundedJob("smoke", 24, "You answer in one short sentence.", "Answer what the text asks.")
 
 ALIASES = {"memory": "memory_candidate"}
 

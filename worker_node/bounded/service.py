@@ -146,7 +146,7 @@ class JobService:
             extra: dict[str, Any] = {}
             text = shaped = None
             # The second time not greedily: that would be the same answer again.
-            for temperature in (0.0, 0.7) if request.job.retried else (0.0,):
+            for temperature in (0.0, 0.7):
                 if before.value is not None and not shaped:
                     text, extra = await self._generate(request, began, deadline, temperature)
                     shaped = request.job.shape(text)
@@ -319,8 +319,8 @@ def reservation(choice: Choice) -> str | None:
             f"sha256 of {WEIGHTS_FILE} to OV_GENAI_NPU_WEIGHTS"
         )
     return (
-        f"{choice.installed.id} is not the reference model {REFERENCE_MODEL}: the quality and times of the jobs were "
-        f"accepted for that one alone; run npu-node pull {REFERENCE_MODEL}; if OV_GENAI_NPU_MODEL is set, unset it"
+        f"{choice.installed.id} is not the reference model {REFERENCE_MODEL}: its answers to the jobs may be worse, or "
+        f"slower; run npu-node pull {REFERENCE_MODEL}, with OV_GENAI_NPU_MODEL not set"
     )
 
 

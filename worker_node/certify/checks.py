@@ -541,13 +541,7 @@ _LAST = (
     _Planned("suspend and resume", Certification.suspend, (19,)),
     _Planned("endurance", Certification.endurance),
 )
-CHECKS = frozenset(
-    {
-        "doctor",
-        "load",
-        *(planned.name for planned in (*_FIRST, *(each for kind in _OF_KIND.values() for each in kind), *_LAST)),
-    }
-)
+CHECKS = {"doctor", "load"} | {planned.name for each in (_FIRST, *_OF_KIND.values(), _LAST) for planned in each}
 
 
 def _result(name: str, check: Callable[[], Found], facts: tuple[int, ...]) -> CheckResult:

@@ -12,7 +12,6 @@ from worker_node.models.progress import Progress
 
 if TYPE_CHECKING:
     from rich import progress as rich_progress
-    from rich.console import Console
 
 TOY_MODEL, USEFUL_MODEL = "smollm2-135m-instruct", "phi-3.5-mini-npu"
 """The embedded chat model, and one of 3.8 billion parameters for the NPU or the CPU of a laptop with 16 GB."""
@@ -70,9 +69,9 @@ def serving_placement(model: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 @contextmanager
-def progress_display(title: str, console: Console | None = None) -> Iterator[Progress]:
+def progress_display(title: str) -> Iterator[Progress]:
     """Show the work on `title` on stderr until the block ends: on one line of any terminal, which then vanishes."""
-    if console is None and not sys.stderr.isatty():
+    if not sys.stderr.isatty():
         yield _Lines(title)
         return
     # Takes longer to import than most commands take to run.
@@ -81,7 +80,6 @@ def progress_display(title: str, console: Console | None = None) -> Iterator[Pro
     from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
-    console = console or Console(stderr=True)
     columns: tuple[progress.ProgressColumn, ...] = (
         SpinnerColumn(),
         TextColumn("[bold]{task.fields[title]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=2)),
@@ -90,7 +88,7 @@ def progress_display(title: str, console: Console | None = None) -> Iterator[Pro
         TextColumn("{task.fields[amount]}", table_column=Column(no_wrap=True, min_width=len("92.9 MB of 92.9 MB"))),
         TimeElapsedColumn(),
     )
-    with progress.Progress(*columns, console=console, transient=True, expand=True) as shown:
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as shown:
         yield _Bar(shown, title)
 
 

@@ -7,7 +7,6 @@ processor's package (RAPL), which counts all that runs there, the NPU too.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,14 +59,11 @@ class EnergyCounter:
 
     def read(self) -> int | None:
         try:
-            file = os.open(self.path, os.O_RDONLY)
-            try:
+            with self.path.open("rb", buffering=0) as file:
                 if self.offset is None:
-                    return int(os.read(file, 32))
-                os.lseek(file, self.offset, os.SEEK_SET)
-                found = os.read(file, 4)
-            finally:
-                os.close(file)
+                    return int(file.read(32))
+                file.seek(self.offset)
+                found = file.read(4)
         except (OSError, ValueError):
             return None
         return int.from_bytes(found, "little") if len(found) == 4 else None

@@ -104,5 +104,5 @@ class DynamicEncoder(OverlappingRunner):
 
     def _next_run(self, now: float) -> tuple[Slot, list[Waiting]]:
         if self._idle_alone and len(self.queue) == 1 and not self._active:
-            return self._idle_alone[0], self.take(self._limits, now)
-        return self._idle[-1], self.take(self._limits, now, free_slots=len(self._idle) - 1)
+            return self._idle_alone[0], self.take(now)
+        return self._idle[-1], self.take(now, free_slots=len(self._idle) - 1)

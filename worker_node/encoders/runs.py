@@ -78,7 +78,7 @@ class OverlappingRunner:
         """A run has `rows` rows; None is as many as it has texts."""
         self.queue = TextQueue()
         self.throughput = Throughput()
-        self._running = self._runs = self._rows = 0
+        self._runs = self._rows = 0
         self._open: dict[int, _Open] = {}
         # No deadline of an open job is before this.
         self._soonest = math.inf
@@ -125,7 +125,8 @@ class OverlappingRunner:
         """How many texts wait and run, how many runs there were, and how long the oldest one has taken."""
         oldest = min(self._active, key=lambda slot: slot.started, default=None)
         taken = None if oldest is None else (oldest.tokens, time.monotonic() - oldest.started)
-        return EngineStats(len(self.queue), self._running, self._runs, self._rows, oldest_run=taken)
+        running = sum(len(slot.batch) for slot in self._active)
+        return EngineStats(len(self.queue), running, self._runs, self._rows, oldest_run=taken)
 
     def submit(self, job: RowJob) -> None:
         tokens = np.frombuffer(job.tokens, TOKEN_DTYPE)
@@ -153,10 +154,9 @@ class OverlappingRunner:
             self.cancel(job_id)
             emit(Failed(job_id, "deadline_exceeded", "the deadline passed while the request was queued"))
 
-    def take(self, limits: BatchLimits, now: float, *, free_slots: int = 1) -> list[Waiting]:
+    def take(self, now: float, *, free_slots: int = 1) -> list[Waiting]:
         """Take the rows of the next run out of the queue; see `TextQueue.take`."""
-        batch = self.queue.take(limits, free_slots)
-        self._running += len(batch)
+        batch = self.queue.take(self._limits, free_slots)
         for waiting in batch:
             job = self._open[waiting.job_id]
             job.waiting -= 1
@@ -188,7 +188,6 @@ class OverlappingRunner:
 
         The run computed `tokens`, rows times padded length, and took `busy`.
         """
-        self._running -= len(batch)
         self._runs += 1
         self._rows += len(batch)
         self.throughput.run_ended(tokens, now)

@@ -159,7 +159,7 @@ class StaticEncoder(OverlappingRunner):
                 self._at_once = len(self._active)
                 log.warning("%s: only %d runs at once: %s", self._spec.model_id, self._at_once, brief(error))
                 return None
-        return idle[-1], self.take(self._limits, now)
+        return idle[-1], self.take(now)
 
     def _saturated(self) -> bool:
         # A full run that is alone tells the speed, too.

@@ -71,7 +71,11 @@ class Access:
     def check_key(self, request: web.Request) -> None:
         """Raise Unauthorized for a request without one of the keys, except on the paths that are open to all."""
         if request.path not in OPEN_PATHS and not self.authorize(request):
-            raise Unauthorized("send one of this node's API keys as Authorization: Bearer KEY, or as x-api-key: KEY")
+            sent = "Authorization" in request.headers or "x-api-key" in request.headers
+            wrong = "the API key that was sent is wrong: " if sent else ""
+            raise Unauthorized(
+                f"{wrong}send one of this node's API keys as Authorization: Bearer KEY, or as x-api-key: KEY"
+            )
 
     def check_origin(self, request: web.Request) -> web.StreamResponse | None:
         """Answer the preflight requests of browsers for the origins that are let in.

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,13 +57,12 @@ class NodeEvent:
 class EventLog:
     """The latest events. Pure: the caller passes the engines, which are compared with those of the last call."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._events: deque[NodeEvent] = deque(maxlen=KEPT)
         self._seen: dict[str, tuple[EngineState, int]] = {}
 
     def add(self, subject: str, what: str, level: Level, why: str | None = None) -> None:
-        self._events.append(NodeEvent(round(self._clock(), 3), subject, what, level, why))
+        self._events.append(NodeEvent(round(time.time(), 3), subject, what, level, why))
 
     def observe(self, engines: Iterable[tuple[str, EngineStatus]]) -> None:
         """Compare the engines, by name, with the last call: changes of state, restarts, engines added and removed."""

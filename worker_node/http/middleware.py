@@ -20,7 +20,6 @@ from worker_node.core.errors import (
     InternalError,
     MethodNotAllowed,
     NodeError,
-    PayloadTooLarge,
     RouteNotFound,
 )
 from worker_node.http.access import OPEN_PATHS, Check
@@ -164,8 +163,6 @@ def _as_node_error(request: web.Request, error: Exception) -> NodeError:
         return MethodNotAllowed(f"{request.path[:200]} takes {', '.join(sorted(error.allowed_methods))}")
     if isinstance(error, web.HTTPNotFound):
         return RouteNotFound(f"there is no {request.path[:200]} here")
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return PayloadTooLarge("the body is over the limit")
     if isinstance(error, web.HTTPException):
         return BadRequest(f"the request was refused: {error.reason}")
     frames = traceback.extract_tb(error.__traceback__)[-5:]

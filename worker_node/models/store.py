@@ -80,14 +80,15 @@ class ModelStore:
         self.root = default_store_root() if root is None else root
         try:
             os.scandir(self.root).close()
-        except NotADirectoryError:
-            raise ConfigurationError(
-                f"the model store {self.root} is not a directory; set {STORE_VARIABLE} (or --model-store) to one"
-            ) from None
         except PermissionError as error:
             raise ConfigurationError(f"the model store: {storage_problem(error)}") from None
-        except OSError:
-            pass  # not there yet, or the code that uses it reports what is wrong
+        except OSError as error:
+            # Windows calls what is below a file "not found".
+            if isinstance(error, NotADirectoryError) or any(path.is_file() for path in (self.root, *self.root.parents)):
+                raise ConfigurationError(
+                    f"the model store {self.root} is not a directory; set {STORE_VARIABLE} (or --model-store) to one"
+                ) from None
+            # It is not there yet, or the code that uses it reports what is wrong.
         self.catalog = Catalog.load() if catalog is None else catalog
 
     def directories(self) -> list[Path]:
@@ -337,7 +338,6 @@ def open_directory(
     *,
     pooling: str | None = None,
     normalize: bool | None = None,
-    progress: Progress | None = None,
 ) -> InstalledModel:
     """Return the model of a directory anywhere on this machine, under `name`.
 
@@ -379,7 +379,7 @@ def open_directory(
     try:
         prepared.mkdir(parents=True, exist_ok=True)
         store = ModelStore(prepared)
-        made = store.pull(spec, progress)
+        made = store.pull(spec)
         for old in prepared.glob(f"{label}-" + "[0-9a-f]" * 16):
             if old != made.path and source.alias in read_facts(old).aliases:
                 store.remove(old.name)

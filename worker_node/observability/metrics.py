@@ -20,7 +20,7 @@ LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 _LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 # Seconds between readings of the lag: each wakes an idle process.
 _LAG_PERIOD_S = 0.25
-_FIRST_TOKENS_KEPT = 256
+_FIRST_TOKENS_KEPT, _FAILURES_KEPT = 256, 50
 
 # The creation time of each counter would be a second series for every one of them, and has no use here.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -54,18 +54,16 @@ class Failure:
 class RecentFailures:
     """Bounded: equal failures are one entry with a count, so that a caller who repeats a mistake hides no other."""
 
-    clock: Callable[[], float] = time.time
-    kept: int = 50
     _entries: dict[tuple[str, str, str | None, str | None], Failure] = field(default_factory=dict)
 
     def add(self, error: NodeError, route: str) -> None:
-        now = self.clock()
+        now = time.time()
         key = (error.code, route, error.model, error.device)
         known = self._entries.pop(key, None)
         if known is None:
             known = Failure(error.code, error.status, route, error.model, error.device, 0, now, now)
         self._entries[key] = replace(known, count=known.count + 1, last=now)
-        if len(self._entries) > self.kept:
+        if len(self._entries) > _FAILURES_KEPT:
             del self._entries[next(iter(self._entries))]
 
     def latest_first(self) -> list[Failure]:

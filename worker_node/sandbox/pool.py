@@ -19,7 +19,6 @@ from worker_node.core.errors import (
     DeadlineExceeded,
     EngineUnavailable,
     InternalError,
-    NodeError,
     Overloaded,
     reported_error,
 )
@@ -117,10 +116,7 @@ class PreparationPool:
         DeadlineExceeded, EngineUnavailable when it did not run to its end for another reason.
         """
         name = f"{function.__module__}:{function.__qualname__}"
-        try:
-            body = encode(Call(name, list(arguments), self._limits.cpu_s))
-        except (ValueError, OverflowError, RecursionError):
-            raise BadRequest.at(param, "a number in it is too large, or it is nested too deeply") from None
+        body = encoded(Call(name, list(arguments), self._limits.cpu_s), param)
         if self._outstanding >= self._limits.processes + self._limits.queue:
             waiting = self._outstanding - self._limits.processes
             raise Overloaded(f"{waiting} requests wait to be prepared; the bound here is {self._limits.queue}")
@@ -143,6 +139,23 @@ class PreparationPool:
                 raise InternalError(f"preparing {param} failed; this is a bug, see the node's log")
 
     async def _reply(self, body: bytes, deadline: float, param: str) -> Reply:
+        """Run a call; once more where somebody else ended the process, which is not the call's doing."""
+        for _ in range(2):
+            try:
+                return await self._exchange(body, deadline, param)
+            except ProcessEnded as ended:
+                (status,) = ended.args
+            # Windows has one status for this and for what `close` does.
+            if status == OUT_OF_TIME and not self._closed:
+                bound = f"{self._limits.cpu_s:g} s of CPU time, the bound here"
+                raise BadRequest.at(param, f"preparing it takes more than {bound}")
+            # 0: its status is not known.
+            if status not in {*ENDED_BY_OTHERS, 0}:
+                log.error("a preparation process ended with status %s on %s", status, param)
+                raise BadRequest.at(param, "it crashed the process that prepared it; change it before trying again")
+        raise EngineUnavailable(f"the process that prepared {param} was killed; the request can be sent again")
+
+    async def _exchange(self, body: bytes, deadline: float, param: str) -> Reply:
         if self._closed:
             raise EngineUnavailable("the node is stopping")
         working = asyncio.get_running_loop().run_in_executor(self._threads, self._run, body)
@@ -155,27 +168,12 @@ class PreparationPool:
             working.cancel()  # one that has begun goes on to its end, within its limits
         if working.cancelled():
             raise EngineUnavailable("the node is stopping")
-        try:
-            reply = working.result()
-        except ProcessEnded as ended:
-            raise self._ended(ended.args[0], param) from None
+        reply = working.result()
         if reply is None:
             raise EngineUnavailable(
                 f"preparing {param} did not end within {self._limits.wall_s:g} s; the request can be sent again"
             )
         return reply
-
-    def _ended(self, status: int, param: str) -> NodeError:
-        """The error of a call whose process ended."""
-        # Windows has one status for this and for what `close` does.
-        if status == OUT_OF_TIME and not self._closed:
-            bound = f"{self._limits.cpu_s:g} s of CPU time, the bound here"
-            return BadRequest.at(param, f"preparing it takes more than {bound}")
-        # 0: its status is not known.
-        if status in {*ENDED_BY_OTHERS, 0}:
-            return EngineUnavailable(f"the process that prepared {param} was killed; the request can be sent again")
-        log.error("a preparation process ended with status %s on %s", status, param)
-        return BadRequest.at(param, "it crashed the process that prepared it; change it before trying again")
 
     def _run(self, body: bytes) -> Reply | None:
         process = self._process()
@@ -203,6 +201,14 @@ class PreparationPool:
         return process
 
 
+def encoded(value: Any, param: str) -> bytes:
+    """The bytes of a part of the request. Raises BadRequest for what has no form."""
+    try:
+        return encode(value)
+    except (ValueError, OverflowError, RecursionError):
+        raise BadRequest.at(param, "a number in it is too large, or it is nested too deeply") from None
+
+
 class ResultCache:
     """Results by key, the least recently used first out; a refusal is one too. Each is computed once at a time."""
 
@@ -211,20 +217,16 @@ class ResultCache:
         self._size = 0
         self._results: OrderedDict[bytes, str | BadRequest] = OrderedDict()
         self._making: dict[bytes, asyncio.Task[str]] = {}
-        self.hits = 0
-        self.misses = 0
 
     async def get(self, key: bytes, make: Callable[[], Awaitable[str]]) -> str:
         """The result for a key; `make` is called where there is none. Raises what `make` raises."""
         if key in self._results:
-            self.hits += 1
             self._results.move_to_end(key)
             kept = self._results[key]
             if isinstance(kept, BadRequest):
                 # A new one each time: an error carries the model and device of one request.
                 raise type(kept)(kept.message, param=kept.param)
             return kept
-        self.misses += 1
         if key not in self._making:
             task = self._making[key] = asyncio.create_task(self._made(key, make))
             task.add_done_callback(lambda ended: self._making.pop(key) and (ended.cancelled() or ended.exception()))

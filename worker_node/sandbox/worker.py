@@ -54,14 +54,9 @@ class CallFailed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
 
 Reply = Returned | CallRefused | OutOfMemory | CallFailed
 
-_encoder = msgspec.msgpack.Encoder()
+encode = msgspec.msgpack.Encoder().encode
 calls = msgspec.msgpack.Decoder(Call)
 replies = msgspec.msgpack.Decoder(Reply)
-
-
-def encode(message: Call | Reply) -> bytes:
-    """The bytes of a message. Raises ValueError, OverflowError or RecursionError for what has no form."""
-    return _encoder.encode(message)
 
 
 def run(call: Call) -> Reply:

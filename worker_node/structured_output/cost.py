@@ -71,7 +71,11 @@ def check_cost(grammar: str, where: str) -> None:
     if len(grammar) > MAX_GRAMMAR_CHARACTERS:
         raise too_large(where, len(grammar))
     rules = dict(line.split(" ::= ", 1) for line in grammar.splitlines())
-    if (cost := grammar_cost(rules)) > MAX_COST:
+    # A place that holds a reference to a class is tested as the class is.
+    first = {name: _weight(token) for name, body in rules.items() if (token := _TOKEN.match(body.lstrip("(")))}
+    # In units of about ten microseconds.
+    cost = sum(_places(body, first) for name, body in rules.items() if JSON_RULES.get(name) != body)
+    if cost > MAX_COST:
         raise UnsupportedParameter.at(
             where,
             f"enforcing it costs {cost} units, the bound here is {MAX_COST}; use fewer different counts "
@@ -83,13 +87,6 @@ def check_cost(grammar: str, where: str) -> None:
             f"its counts take {counts} rules, the bound here is {MAX_COUNT_RULES}; use fewer different values "
             "of maxLength, maxItems and {n} in patterns",
         )
-
-
-def grammar_cost(rules: Mapping[str, str]) -> int:
-    """The cost of compiling these rules of this package, in units of about ten microseconds."""
-    # A place that holds a reference to a class is tested as the class is.
-    first = {name: _weight(token) for name, body in rules.items() if (token := _TOKEN.match(body.lstrip("(")))}
-    return sum(_places(body, first) for name, body in rules.items() if JSON_RULES.get(name) != body)
 
 
 def _places(body: str, first: Mapping[str, int]) -> int:
@@ -110,12 +107,9 @@ def _places(body: str, first: Mapping[str, int]) -> int:
 
 
 def _weight(token: re.Match[str]) -> int:
-    if token["class"]:
-        return _class_weight(token["class"][1:-1])
-    return _REFERENCE_WEIGHT if token["literal"] is None else len(token["literal"])
-
-
-def _class_weight(body: str) -> int:
+    if not token["class"]:
+        return _REFERENCE_WEIGHT if token["literal"] is None else len(token["literal"])
+    body = token["class"][1:-1]
     if body.startswith("^"):
         return _WIDE_WEIGHT
     count = sum(_code(high or low) - _code(low) + 1 for low, high in _RANGES.findall(body))

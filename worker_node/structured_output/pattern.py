@@ -345,7 +345,8 @@ class _Deterministic:
             raise _Ambiguous(
                 f"a count above {_MAX_REPEAT}, or above {_MAX_NESTED_REPEAT} of something that is counted itself"
             )
-        if empty or (least != most and _meet(first, following)):
+        follow_alike = any(low <= end and start <= high for low, high in first for start, end in following)
+        if empty or (least != most and follow_alike):
             raise _Ambiguous(
                 "a repetition may be followed by the same characters, so that a text can be split between them in "
                 "many ways; put a fixed other character between them"
@@ -377,10 +378,6 @@ def _first(term: Term) -> tuple[tuple[tuple[int, int], ...], bool]:
             first, empty = _first(inner)
             return first, empty or least == 0
     raise _Ambiguous("a condition on what follows can be enforced by an automaton only")
-
-
-def _meet(one: Ranges, other: Ranges) -> bool:
-    return any(low <= end and start <= high for low, high in one for start, end in other)
 
 
 def _counts(term: Term) -> bool:

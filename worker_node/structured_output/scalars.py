@@ -73,7 +73,11 @@ def string(rules: Rules, spend: Callable[[], None], schema: Schema, path: str) -
     least, most = int(schema.get("minLength", 0)), schema.get("maxLength", math.inf)
     if most < least:
         raise NothingAdmitted(path, "maxLength is below minLength")
-    expressions = _expressions(schema, path)
+    name, patterns = schema.get("format"), schema.get("pattern", ())
+    if name in REFUSED_FORMATS:
+        raise CannotEnforce(path, "format", f"{name} cannot be enforced")
+    expressions = [*((patterns,) if isinstance(patterns, str) else patterns)]
+    expressions += [FORMATS[name]] if name in FORMATS else []
     if not expressions:
         if not least and most == math.inf:
             return "string"
@@ -81,7 +85,7 @@ def string(rules: Rules, spend: Callable[[], None], schema: Schema, path: str) -
             raise CannotEnforce(path, "minLength", f"{least} cannot be enforced, the bound here is {MAX_LENGTH}")
         counted = rules.repeated("char", least, None if most == math.inf else min(int(most), MAX_LENGTH))
         return rules.add("text", f'"\\"" {counted} "\\""')
-    keyword = "format" if schema.get("format") in FORMATS else "pattern"
+    keyword = "format" if name in FORMATS else "pattern"
     try:
         term = pattern_term(expressions[0], search=False)
         shortest, longest = lengths(term)
@@ -96,14 +100,6 @@ def string(rules: Rules, spend: Callable[[], None], schema: Schema, path: str) -
     if inner is None:
         raise NothingAdmitted(path, "no text that can be written here matches all of its conditions")
     return rules.add("text", f'"\\"" {inner} "\\""')
-
-
-def _expressions(schema: Schema, path: str) -> list[str]:
-    patterns = schema.get("pattern", ())
-    name = schema.get("format")
-    if name in REFUSED_FORMATS:
-        raise CannotEnforce(path, "format", f"{name} cannot be enforced")
-    return [*((patterns,) if isinstance(patterns, str) else patterns), *([FORMATS[name]] if name in FORMATS else [])]
 
 
 def string_term(schema: Schema, most: int | None = None) -> Term:

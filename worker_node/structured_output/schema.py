@@ -201,19 +201,17 @@ class Compiler:
         return self._named[key]
 
     def _constants(self, schema: Schema, path: str) -> str:
+        kinds = types_of({"type": schema["type"]}) if "type" in schema else list(TYPES)
+        for keyword in sorted(schema.keys() - {"enum", "type"}):
+            self._drop(CannotEnforce(path, keyword, "cannot be enforced beside enum or const"))
+        values = [value for value in schema["enum"] if any(TYPES[kind](value) for kind in kinds)]
         try:
-            constants = one_text(map(compact_json, self._values_of(schema, path)))
+            constants = one_text(map(compact_json, values))
         except ValueError:
             raise BadRequest.at(path, "a constant that cannot be written in JSON") from None
         if not constants:
             raise NothingAdmitted(path)
         return self.rules.add("const", constants)
-
-    def _values_of(self, plain: Schema, path: str) -> list[Any]:
-        kinds = types_of({"type": plain["type"]}) if "type" in plain else list(TYPES)
-        for keyword in sorted(plain.keys() - {"enum", "type"}):
-            self._drop(CannotEnforce(path, keyword, "cannot be enforced beside enum or const"))
-        return [value for value in plain["enum"] if any(TYPES[kind](value) for kind in kinds)]
 
     def _object(self, schema: Schema, path: str) -> str:
         """An object has its declared properties in order, or any number of keys of one kind."""

@@ -4,15 +4,15 @@ import pytest
 
 from backend_client.testing import FakeFleet
 from tests.faults.bulk.data_sets import make_input
-from tests.faults.bulk.drivers import drivers
+from tests.faults.bulk.drivers import Drivers
 
 
 @pytest.fixture(scope="module")
 def starter(tmp_path_factory):
-    with FakeFleet(2) as fleet, drivers(fleet.environment()) as started:
+    with FakeFleet(2) as fleet:
         source = tmp_path_factory.mktemp("data") / "in"
         texts = make_input(source)
-        yield started, source, texts
+        yield Drivers(fleet.environment()), source, texts
 
 
 @pytest.fixture

@@ -1,15 +1,13 @@
 """Drivers in processes of their own, which end where a test says.
 
-One process imports everything and forks a child for each driver: an interpreter that imports pyarrow takes a second.
+They are forked from a process that has imported everything: an interpreter that imports pyarrow takes a second.
 """
 
-import json
+import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import sys
-from contextlib import contextmanager
 
 from tests.faults.bulk.data_sets import PARQUET_ROWS
 
@@ -17,72 +15,40 @@ ROWS_PER_FRAGMENT = PARQUET_ROWS // 4
 
 
 class Drivers:
-    """Starts drivers; `run` waits for one."""
+    """Starts drivers over the fleet of an environment; `run` waits for one."""
 
-    def __init__(self, process):
-        self._process = process
+    def __init__(self, environment):
+        self._environment = environment
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["__main__", "backend_client.cli.dataset", __name__])
 
     def start(self, source, out, **how):
-        """The process id of a driver; `how` are the arguments of `_drive`."""
-        return self._ask({"start": {"source": str(source), "out": str(out), **how}})
+        """The process of a driver; `how` are the arguments of `_drive`."""
+        given = {"source": str(source), "out": str(out), "environment": self._environment, **how}
+        process = self._context.Process(target=_drive, kwargs=given)
+        process.start()
+        return process
 
-    def wait(self, pid):
-        return self._ask({"wait": pid})
+    def wait(self, process):
+        process.join(60)
+        status = process.exitcode
+        process.close()
+        return status
 
     def run(self, source, out, **how):
         return self.wait(self.start(source, out, **how))
 
-    def _ask(self, order):
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
 
-
-@contextmanager
-def drivers(environment):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.bulk.drivers"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | environment,
-    )
-    try:
-        yield Drivers(process)
-    finally:
-        process.stdin.close()
-        process.wait(30)
-        process.stdout.close()
-
-
-def _serve():
-    import pyarrow.parquet  # noqa: F401  (imported before the forks)
-
-    import backend_client.cli.dataset  # noqa: F401
-
-    for line in sys.stdin:
-        order = json.loads(line)
-        if "wait" in order:
-            _, status = os.waitpid(order["wait"], 0)
-            answer = os.waitstatus_to_exitcode(status)
-        else:
-            answer = os.fork()
-            if answer == 0:
-                status = 70
-                try:
-                    status = _drive(**order["start"])
-                finally:
-                    os._exit(status)
-        print(answer, flush=True)
-
-
-def _drive(source, out, step=None, sign="SIGKILL", occurrence=1, largest_file=None, shard=None, deadly=None):
+def _drive(
+    source, out, environment, step=None, sign="SIGKILL", occurrence=1, largest_file=None, shard=None, deadly=None
+):
     """Run a job. Its process gets the signal when it reaches the step for the nth time, and SIGKILL when it reads the
     Parquet fragment that begins at the row `deadly`.
     """
     from backend_client.cli.main import main
     from tests.faults.bulk.steps import observe
 
+    os.environ |= environment
     # Ignored in what a shell starts in the background, as this run of the tests may be.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     left = occurrence
@@ -106,7 +72,7 @@ def _drive(source, out, step=None, sign="SIGKILL", occurrence=1, largest_file=No
         os.dup2(nowhere.fileno(), 1)
     # Two thirds of a fragment in a process's memory at once would hide a fault of the order of its steps.
     arguments = [source, out, "--rows-per-fragment", str(ROWS_PER_FRAGMENT), "--max-rejected", "0.1", "--patience", "5"]
-    return main(["embed-dataset", *arguments, *(["--shard", shard] if shard else [])])
+    sys.exit(main(["embed-dataset", *arguments, *(["--shard", shard] if shard else [])]))
 
 
 def _make_deadly(row):
@@ -121,7 +87,3 @@ def _make_deadly(row):
         return read(fragment, job)
 
     worker.read = reading
-
-
-if __name__ == "__main__":
-    _serve()

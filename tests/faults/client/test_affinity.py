@@ -7,7 +7,7 @@ import re
 import pytest
 
 import backend_client
-from backend_client import ConfigurationError, InferenceClient, sync
+from backend_client import ConfigurationError, InferenceClient
 from backend_client.testing import FakeCloud
 from backend_client.testing.node import WRITER
 from tests.faults.client.gateways import gateway, made_keys
@@ -77,12 +77,6 @@ async def test_the_sdk_keeps_a_prompt_cache_key_on_one_node(fleet):
             return fleet.requests[-1].node
 
         assert all_on_one_node(await nodes_of_talks(ask))
-
-
-def test_the_sync_client_keeps_a_conversation_on_one_node(fleet):
-    with sync.NPUClient(fleet.urls) as client:
-        found = [[client.chat(messages_of(talk, turn)).node for turn in range(TURNS)] for talk in range(TALKS)]
-    assert all_on_one_node(found)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -154,8 +154,13 @@ def names_who_answered(run):
     return few(run) and (not run.ok or run.model == ("cloud-chat" if run.in_cloud else WRITER))
 
 
-def within(seconds):
-    return lambda run: run.took < seconds
+def in_time(run):
+    """Far below the half minute that the node would take."""
+    return run.took < 15
+
+
+def taken_over(run):
+    return run.in_cloud > 0
 
 
 def has_usage(run):
@@ -168,12 +173,12 @@ SCENARIOS = {
     "S03": Scenario("500 once", refuse(500, "internal_error", times=1), few, asked_twice),
     "S04": Scenario("503 always", refuse(503, "unavailable"), few),
     "S05": Scenario("connection reset before the headers", reset_once),
-    "S06": Scenario("no response", never_answer, within(8), asked_once, timeout=4),
-    "S07": Scenario("slow first token", answering(wait=4.0), advised=within(3)),
+    "S06": Scenario("no response", never_answer, in_time, asked_once, timeout=4),
+    "S07": Scenario("slow first token", answering(wait=4.0), advised=taken_over),
     "S08": Scenario("stream cut", answering(until=40)),
-    "S09": Scenario("stream stalls", answering(until=20, stall=6.0), within(8), timeout=4),
+    "S09": Scenario("stream stalls", answering(until=20, stall=30.0), in_time, timeout=4),
     "S10": Scenario("malformed chunk", answering(broken=10)),
-    "S11": Scenario("no [DONE]", answering(lacks_done=True), within(2), has_usage),
+    "S11": Scenario("no [DONE]", answering(lacks_done=True), in_time, has_usage),
     "S12": Scenario("prompt too long", refuse(400, "context_length_exceeded"), asked_once),
     "S13": Scenario("content filter", refuse(400, "content_policy_violation"), asked_once, answered=False),
     "S14": Scenario("stream cut, and the fallback takes no prefill", answering(until=40)),

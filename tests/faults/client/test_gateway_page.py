@@ -122,7 +122,7 @@ async def test_nodes_are_asked_once_for_all_who_look_and_again_after_a_period():
 
 
 def entry(prefix, team, until=None):
-    return KeyEntry(prefix, team, 1.0, until)
+    return KeyEntry(prefix, team, until)
 
 
 def test_a_team_keeps_its_row_when_its_keys_ended_or_are_gone():

@@ -158,16 +158,15 @@ async def test_unknown_events_of_a_newer_node_are_ignored(scripted, client):
     assert stream.result.finish_reason == "stop"
 
 
-@pytest.mark.parametrize(("head", "end"), [("NPU", "CPU"), ("CPU", "GPU")])
-async def test_the_device_at_the_end_of_a_stream_counts(scripted, client, head, end):
+async def test_the_device_at_the_end_of_a_stream_counts(scripted, client):
     async def moved(request):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-NPU-Node-Device": head})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-NPU-Node-Device": "CPU"})
         await response.prepare(request)
-        await response.write(sse("token", {"text": "Paris"}) + sse("done", done_event() | {"device": end}))
+        await response.write(sse("token", {"text": "Paris"}) + sse("done", done_event() | {"device": "GPU"}))
         return response
 
     scripted.respond = moved
-    assert (await client.generate("prompt")).device == end
+    assert (await client.generate("prompt")).device == "GPU"
     with pytest.raises(NPUUnavailableError, match="CPU was required, and the answer names another device"):
         await client.generate("prompt", require_device="CPU", timeout=20)
 

@@ -79,22 +79,16 @@ async def test_2_a_node_that_was_started_again_serves_within_a_second_of_its_mod
     assert nodes[0].requests[before] - loaded <= 2.2  # a probe, and what remains of a quarantine
 
 
+@pytest.mark.parametrize(
+    ("probes", "promised"), [("fail", [1, 2, 4, 8, 16, 30, 30, 30]), ("pass", [1, 2, 4, 4, 4, 4, 4, 4])]
+)
 @with_fleet(1)
-async def test_2_quarantines_of_a_dead_node_double_up_to_thirty_seconds_with_a_fifth_of_jitter(nodes, client):
+async def test_2_quarantines_double_up_to_thirty_seconds_or_to_four_while_probes_pass(nodes, client, probes, promised):
     [node] = nodes
-    node.die()
-    await _check_quarantines(client, [1, 2, 4, 8, 16, 30, 30, 30], longest=30)
-
-
-@with_fleet(1)
-async def test_2_a_node_whose_probes_are_good_and_whose_connections_break_is_tried_every_four_seconds(nodes, client):
-    [node] = nodes
-    node.embed = ConnectionLost("reset", node=node.url)
-    await _check_quarantines(client, [1, 2, 4, 4, 4, 4, 4, 4], longest=4)
-
-
-async def _check_quarantines(client, promised, *, longest):
-    """Have calls fail until there were so many quarantines, and compare their lengths, in seconds."""
+    if probes == "fail":
+        node.die()
+    else:
+        node.embed = ConnectionLost("reset", node=node.url)
     quarantines = []
     while len(quarantines) < len(promised):
         while client.status()[0].breaker is not BreakerState.OPEN:
@@ -108,7 +102,7 @@ async def _check_quarantines(client, promised, *, longest):
         quarantines.append(now() - opened)
     for measured, expected in zip(quarantines, promised, strict=True):
         # The failed call goes on for a moment after it opened the breaker, which is when the measuring begins.
-        assert expected * 0.8 - 0.25 <= measured <= min(longest, expected * 1.2) + 0.02
+        assert expected * 0.8 - 0.25 <= measured <= min(promised[-1], expected * 1.2) + 0.02
 
 
 @with_fleet(1)

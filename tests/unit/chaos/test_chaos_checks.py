@@ -22,6 +22,8 @@ from tests.chaos.oracle import References
 from tests.chaos.ranking import Rankings
 from tests.chaos.schedule import CALLER_FAULTS, NODE_FAULTS, RECOVERY_S, Fault, schedule
 
+# As the harness itself.
+pytestmark = pytest.mark.long
 SEED = 1
 PROMPTS = [f"prompt {number}" for number in range(9)]
 QUERIES, DOCUMENTS = ["query"], [f"document {number}" for number in range(10)]

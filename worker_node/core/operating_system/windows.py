@@ -1,4 +1,4 @@
-"""What the node asks of Windows alone: job objects, links over the loopback, Ctrl-Break. Same names as `linux`."""
+"""What the node asks of Windows alone: job objects, shared sockets, Ctrl-Break. Same names as `linux`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import contextlib
 import ctypes
 import faulthandler
 import functools
-import hmac
 import os
 import re
-import secrets
-import selectors
 import signal
 import socket
 import subprocess
@@ -70,59 +67,41 @@ _tie_children = functools.cache(_enter_job)
 
 
 def start_module(module: str, *arguments: object) -> tuple[subprocess.Popen[bytes], Callable[[], socket.socket]]:
-    """See `linux`. The link is a connection on the loopback that shows a secret, written to the child's stdin.
-
-    That pipe stays open for as long as this process lives: the child ends with it.
-    """
+    """See `linux`. The child gets its end of the link by its standard input, and ends with that pipe."""
     _tie_children()
-    token = secrets.token_hex(32).encode()
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    listener.setblocking(False)
-    theirs, ours = os.pipe()
-    command = [sys.executable, "-m", module, *map(str, (listener.getsockname()[1], os.getpid(), *arguments))]
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", module, *map(str, (0, os.getpid(), *arguments))]
     # A console of its own: none appears, and Ctrl-C is for the node, which decides when its children end.
     no_window = subprocess.CREATE_NO_WINDOW
     try:
         process = subprocess.Popen(  # noqa: S603  (this interpreter and a module of ours)
-            command, stdin=theirs, env=native_environment(), creationflags=no_window
+            command, stdin=reading, env=native_environment(), creationflags=no_window
         )
     except BaseException:
-        listener.close()
-        os.close(ours)
+        for end in (ours, theirs):
+            end.close()
+        os.close(writing)
         raise
     finally:
-        os.close(theirs)
-    weakref.finalize(process, os.close, ours)
+        os.close(reading)
+    weakref.finalize(process, os.close, writing)
     with contextlib.suppress(OSError):  # it has ended already
-        os.write(ours, token + b"\n")
-    return process, functools.partial(_accept, process, listener, token, ours)
+        os.write(writing, theirs.share(process.pid).hex().encode() + b"\n")
+    return process, functools.partial(_linked, process, ours, theirs)
 
 
-def _accept(process: subprocess.Popen[bytes], listener: socket.socket, token: bytes, pipe: int) -> socket.socket:
-    """The connection that shows the token, once; others are closed and delay nothing. Raises OSError."""
+def _linked(process: subprocess.Popen[bytes], ours: socket.socket, theirs: socket.socket) -> socket.socket:
+    """The link, once the child has taken its end, which must stay open here until then. Raises OSError."""
     until = time.monotonic() + _LINK_S
-    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as peers, listener:
-        selector.register(listener, selectors.EVENT_READ, listener)
+    ours.settimeout(_LINK_LOOK_S)
+    with theirs:
         while process.poll() is None and time.monotonic() < until:
-            for key, _ in selector.select(_LINK_LOOK_S):
-                peer: socket.socket = key.data
-                with contextlib.suppress(OSError):  # of one peer
-                    if peer is listener:
-                        peer, (host, _port) = listener.accept()
-                        peers.enter_context(peer).setblocking(False)
-                        if host == "127.0.0.1":
-                            selector.register(peer, selectors.EVENT_READ, peer)
-                        continue
-                    selector.unregister(peer)
-                    # As one piece: the child sends it at once.
-                    if hmac.compare_digest(peer.recv(len(token)), token):
-                        os.write(pipe, b"linked\n")
-                        peer.setblocking(True)
-                        return socket.socket(fileno=peer.detach())
-                    peer.close()
+            with contextlib.suppress(TimeoutError):
+                ours.recv(1)
+                ours.settimeout(None)
+                return ours
+    ours.close()
     raise ConnectionError(f"a child process (status {process.poll()}) did not connect within {_LINK_S:.0f} s")
 
 
@@ -133,14 +112,11 @@ def link_to_parent(place: int, parent: int) -> socket.socket:  # noqa: ARG001  (
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123  (Windows' `nul` is no path)
         os.dup2(nothing.fileno(), 0)
     with os.fdopen(os.dup(tie), "rb", buffering=0) as pipe:
-        token = pipe.readline().strip()
-        link = socket.create_connection(("127.0.0.1", place), _LINK_S)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link.sendall(token)
-        # Only the parent can write it: whoever else listens at that port now has learned a token that is of no use.
-        if pipe.readline() != b"linked\n":
+        if not (shared := pipe.readline()):
             sys.exit("the parent process is gone")
-    link.settimeout(None)
+    link = socket.fromshare(bytes.fromhex(shared.decode()))
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.sendall(b"\n")
     threading.Thread(target=lambda: os.read(tie, 1) or os._exit(1), daemon=True).start()
     return link
 

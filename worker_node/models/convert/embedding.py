@@ -101,10 +101,6 @@ class _SentenceTransformers(msgspec.Struct, frozen=True):
     prompts: dict[str, str | None] | None = None
 
 
-class _Prompted(msgspec.Struct, frozen=True):
-    include_prompt: bool = True
-
-
 def _sentence_transformers(directory: Path) -> _SentenceTransformers:
     path = directory / "config_sentence_transformers.json"
     return read_json(path, _SentenceTransformers) if path.is_file() else _SentenceTransformers()
@@ -184,7 +180,7 @@ def prompts_of(directory: Path, job: ConversionJob) -> Mapping[str, str]:
     the prompt out has none here.
     """
     pooling = directory / "1_Pooling" / "config.json"
-    if pooling.is_file() and not read_json(pooling, _Prompted).include_prompt:
+    if pooling.is_file() and read_json(pooling, dict[str, Any]).get("include_prompt") is False:
         return {}
     declared = _sentence_transformers(directory).prompts or {}
     found = {

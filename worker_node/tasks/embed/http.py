@@ -13,7 +13,7 @@ from aiohttp import web
 from pydantic import Field
 
 from worker_node.core.errors import BadRequest, UnsupportedParameter
-from worker_node.core.types import ModelKind, RequestContext
+from worker_node.core.types import ModelKind
 from worker_node.http.body import Body, DialectBody, OneOrMany, Table, Unsupported, note_effects, read_body
 from worker_node.http.context import NODE, STATE, busy_fields, request_context, route_headers, timing_ms
 from worker_node.http.replies import OpenAIUsage, Reply
@@ -223,10 +223,9 @@ class OllamaEmbeddingsBody(OllamaBody):
 
 
 async def _embed(request: web.Request) -> web.Response:
-    context = request_context(request)
     body = await read_body(request, EmbedBody)
     texts = body.input if isinstance(body.input, list) else [body.input] if body.input else []
-    reply = await _run(request, context, body, texts, truncate=body.truncate is not False, dimensions=body.dimensions)
+    reply = await _run(request, body, texts, truncate=body.truncate is not False, dimensions=body.dimensions)
     head = {
         "model": body.model,
         "total_duration": round(reply.timing.total * 1e6),
@@ -237,23 +236,16 @@ async def _embed(request: web.Request) -> web.Response:
 
 
 async def _ollama_embeddings(request: web.Request) -> web.Response:
-    context = request_context(request)
     body = await read_body(request, OllamaEmbeddingsBody)
-    reply = await _run(request, context, body, [body.prompt] if body.prompt else [], truncate=True)
+    reply = await _run(request, body, [body.prompt] if body.prompt else [], truncate=True)
     content = orjson.dumps({"embedding": reply.vectors.ravel()}, option=orjson.OPT_SERIALIZE_NUMPY)
     return web.Response(body=content, content_type="application/json", charset="utf-8", headers=_headers(reply))
 
 
 async def _run(
-    request: web.Request,
-    context: RequestContext,
-    body: OllamaBody,
-    texts: list[str],
-    *,
-    truncate: bool,
-    dimensions: int | None = None,
+    request: web.Request, body: OllamaBody, texts: list[str], *, truncate: bool, dimensions: int | None = None
 ) -> EmbeddingReply:
-    node = request.app[NODE]
+    node, context = request.app[NODE], request_context(request)
     _check_count(node, len(texts), "input")
     model = await served(request, body.model)
     async with keeping(request, model, body.keep_alive):

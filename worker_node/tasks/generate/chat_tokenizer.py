@@ -134,7 +134,14 @@ class ChatTokenizer:
             raise BadRequest(
                 f"the model's chat template refuses this conversation: {first_line(error)}", param="messages"
             ) from error
-        return _up_to_last(text, messages[-1].content) if rendering.continue_last else str(text)
+        if not rendering.continue_last:
+            return str(text)
+        last = messages[-1].content.strip()
+        at = text.rfind(last)
+        if not last or at < 0:
+            problem = "the last message has no text that could be continued"
+            raise BadRequest(f"continue_final_message: {problem}", param="messages")
+        return str(text[: at + len(last)])
 
     def check_size(self, messages: Sequence[Message]) -> None:
         """Raise ContextLengthExceeded for too many messages or characters."""
@@ -206,16 +213,6 @@ def _only_message(messages: Sequence[Message]) -> str:
             param="messages",
         )
     return messages[0].content
-
-
-def _up_to_last(text: str, content: str) -> str:
-    """A rendered conversation up to the end of its last message."""
-    at = text.rfind(content.strip())
-    if not content.strip() or at < 0:
-        raise BadRequest(
-            "continue_final_message: the last message has no text that could be continued", param="messages"
-        )
-    return text[: at + len(content.strip())]
 
 
 def _template_message(message: Message) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -148,10 +147,9 @@ class ContinuousRunner:
         left = prompt.left - (job.prompt_tokens - end)
         if end < job.prompt_tokens:
             job = job.beginning(end)
-        if job.grammar is not None:
-            emit(NativeCall("prepare", len(job.grammar), [job.id]))  # GenAI compiles it now
-        else:
-            emit(NativeCall("begin", left, [job.id]))  # else what goes wrong here would be the last step's
+        # GenAI compiles a grammar now. What goes wrong here would otherwise count as the last step's.
+        kind, size = ("begin", left) if job.grammar is None else ("prepare", len(job.grammar))
+        emit(NativeCall(kind, size, [job.id]))
         tokens = np.frombuffer(job.tokens, TOKEN_DTYPE).astype(np.int64)[None]
         try:
             config = generation_config(job, self._defaults, prompt_lookup=self._options.prompt_lookup)
@@ -193,7 +191,10 @@ class ContinuousRunner:
         self._arrange(emit)
         if self._pipeline.has_non_finished_requests():
             if working := [*self._running, *self._abandoned]:
-                emit(NativeCall("step", tokens_of_step(self._running.values(), self._step_tokens), working))
+                # At most: as if the prefix cache held nothing of the prompts.
+                prompts = [running for running in self._running.values() if not running.started]
+                most = sum(one.end if one.prompt.begun is None else one.left for one in prompts)
+                emit(NativeCall("step", min(most, self._step_tokens) + len(self._running), working))
             self._compute()
         for job_id, handle in list(self._abandoned.items()):
             if handle.can_read() or handle.get_status() != genai.GenerationStatus.RUNNING:
@@ -371,9 +372,3 @@ class Running:
             return False
         self.prompt.left = self.job.prompt_tokens - self.end
         return True
-
-
-def tokens_of_step(running: Collection[Running], most: int) -> int:
-    """How many tokens a step with these computes, at most: as if the prefix cache held nothing of the prompts."""
-    prompts = sum(r.end if r.prompt.begun is None else r.left for r in running if not r.started)
-    return min(prompts, most) + len(running)

@@ -78,9 +78,6 @@ class ChunkCache:
     # The least recently used is first.
     _evictable: dict[int, None] = field(default_factory=dict)
 
-    def __len__(self) -> int:
-        return len(self._blocks)
-
     def look_up(self, tokens: bytes, *, counted: bool = True) -> int:
         """Take a prompt's beginning from the cache; return how many tokens it has."""
         count, hit = len(tokens) // TOKEN_BYTES, 0

@@ -97,10 +97,10 @@ async def generation_model(
 
 
 async def prepare_generation(
-    services: Services, model: GenerationModel, request: GenerationRequest, images: Sequence[Image]
+    services: Services, model: GenerationModel, request: GenerationRequest
 ) -> PreparedGeneration:
     """Decode images, compile the schema, tokenize the prompt. Raises BadRequest, Overloaded, DeadlineExceeded."""
-    pixels = await _decode_images(services, model, request, images)
+    pixels = await _decode_images(services, model, request)
     grammar = request.grammar if isinstance(request.grammar, str) else None
     ignored: Sequence[str] = ()
     asks_for_form = request.grammar is not None or request.tool_use is not None
@@ -138,7 +138,7 @@ async def prepare_generation(
 async def count_prompt(services: Services, model: GenerationModel, request: GenerationRequest) -> int:
     """The tokens of a request's prompt; those of images are an estimate. Raises as `prepare_generation`."""
     try:
-        pixels = await _decode_images(services, model, request, images_of(request))
+        pixels = await _decode_images(services, model, request)
         return (await _Prompting(services, model, request, pixels).prompt()).count
     except NodeError as error:
         request.name_field(error)
@@ -174,7 +174,7 @@ class _Prompting:
     async def _conversation(self, messages: Sequence[Message]) -> PreparedPrompt:
         model, request, use = self.model, self.request, self.request.tool_use
         chat, deadline = model.tokenizer, request.context.deadline
-        if request.think and not chat.can_think:
+        if request.rendering.think and not chat.can_think:
             raise UnsupportedParameter.at("think", f"{model.id} does not support thinking")
         calls = TOOL_FORMATS.get(model.installed.family, HERMES)
         if use is not None and not use.forced and request.grammar is not None:
@@ -184,7 +184,7 @@ class _Prompting:
             messages, images = with_tags(messages)
         history, declarations = _with_tools(model, use, calls, messages)
         texts = self.services.parts.of(LargeTexts)
-        rendering = replace(request.rendering, tools=declarations, think=request.think)
+        rendering = replace(request.rendering, tools=declarations)
         text = await texts.render(chat, history, rendering, deadline=deadline)
         if use is not None and use.forced:
             # The answer begins where a call does, so that the model writes in the form that it was trained on.
@@ -260,11 +260,9 @@ def _calls_as_text(message: Message, wanted: ToolFormat) -> Message:
     return message
 
 
-async def _decode_images(
-    services: Services, model: GenerationModel, request: GenerationRequest, images: Sequence[Image]
-) -> dict[str, RawImage]:
+async def _decode_images(services: Services, model: GenerationModel, request: GenerationRequest) -> dict[str, RawImage]:
     """The pixels of the request's images by field; refuses the request before that if the queue is full."""
-    rules = model.images
+    images, rules = images_of(request), model.images
     try:
         _check_images(services.manager, model, request, images)
     except NodeError as error:
@@ -275,8 +273,8 @@ async def _decode_images(
     pixels: dict[str, RawImage] = {}
     if rules is None:
         return pixels
+    metrics = services.telemetry.own(GenerationMetrics)
     for image in images:
-        metrics = services.telemetry.own(GenerationMetrics)
         try:
             decoder = services.parts.of(ImageDecoder)
             pixels[image.where] = await decoder.decode(image, rules, request.context.deadline)

@@ -101,11 +101,10 @@ class GenerationRequest:
 
     `sampling.max_new_tokens` None means as many as the placement allows. The answer has the form of `grammar`: EBNF, or
     what EBNF is compiled from; with tools it may be calls instead, and is if one is forced.
-    `think` turns the reasoning of models that can do with and without it on or off; with `split_reasoning` it is
-    separated from the answer. Prompt and answer together have at most `context_limit` tokens. With
-    `drop_oldest` the oldest turns of a conversation that is too long are left out. `sent_as` says what the dialect
-    calls the parts that errors name: `prompt`, `messages`, `max_new_tokens`, `n`, `response_format`. Its parts
-    at the places in `ignored` have no effect.
+    With `split_reasoning` the reasoning is separated from the answer. Prompt and answer together have at most
+    `context_limit` tokens. With `drop_oldest` the oldest turns of a conversation that is too long are left out.
+    `sent_as` says what the dialect calls the parts that errors name: `prompt`, `messages`, `max_new_tokens`, `n`,
+    `response_format`. Its parts at the places in `ignored` have no effect.
     """
 
     context: RequestContext
@@ -114,7 +113,6 @@ class GenerationRequest:
     model: str | None = None
     tool_use: ToolUse | None = None
     grammar: str | FormPart | GivenText | None = None
-    think: bool | None = None
     split_reasoning: bool = False
     context_limit: int | None = None
     rendering: Rendering = field(default_factory=Rendering)

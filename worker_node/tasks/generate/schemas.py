@@ -7,11 +7,10 @@ import hashlib
 import time
 from collections.abc import Sequence
 
-import msgspec
 from msgspec import structs
 
 from worker_node.core.errors import BadRequest, DeadlineExceeded
-from worker_node.sandbox.pool import PreparationLimits, PreparationPool, ResultCache
+from worker_node.sandbox.pool import PreparationLimits, PreparationPool, ResultCache, encoded
 from worker_node.settings import NodeSettings
 from worker_node.structured_output.cost import MAX_SCHEMA_BYTES
 from worker_node.structured_output.form import CallForm, Compiled, Form, FormPart, GivenText, compile_form
@@ -24,8 +23,6 @@ _CACHE_BYTES = 16 * 1024 * 1024
 _SMALL = PreparationLimits(processes=1, cpu_s=1.0)
 _LARGE = PreparationLimits(processes=2, cpu_s=5.0)
 _MODULES = ("worker_node.structured_output.form",)
-
-_encoder = msgspec.msgpack.Encoder()
 
 
 class SchemaCompiler:
@@ -60,10 +57,7 @@ class SchemaCompiler:
 
     async def _grammar(self, form: Form, deadline: float) -> Compiled:
         where = form.where
-        try:
-            data = _encoder.encode(form)
-        except (ValueError, OverflowError, RecursionError):
-            raise BadRequest.at(where, "a number in it is too large, or it is nested too deeply") from None
+        data = encoded(form, where)
         if len(data) > MAX_SCHEMA_BYTES:
             raise BadRequest.at(where, f"the schema has {len(data)} bytes, the bound here is {MAX_SCHEMA_BYTES}")
         pool = self._small if len(data) <= SMALL_BYTES else self._large

@@ -36,10 +36,10 @@ async def generate(
     with trace_generation(services.tracing, request) as operation, ExitStack() as in_use:
         try:
             began = time.monotonic()
-            images = images_of(request)
-            model = await generation_model(services.manager, request.model, context.deadline, seeing=bool(images))
+            seeing = bool(images_of(request))
+            model = await generation_model(services.manager, request.model, context.deadline, seeing=seeing)
             in_use.enter_context(model.activity.working())
-            prepared = await prepare_generation(services, model, request, images)
+            prepared = await prepare_generation(services, model, request)
             tokenize_s = time.monotonic() - began
             if operation.recording:
                 operation.begin("route")

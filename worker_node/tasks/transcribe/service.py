@@ -126,15 +126,6 @@ class SpeechMetrics:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SpokenPart:
-    """What was said in one window; times count from the beginning of the audio."""
-
-    text: str
-    segments: tuple[Span, ...]
-    words: tuple[Span, ...]
-
-
 async def find_model(
     services: Services, name: str | None, wanted: TranscribeJob, context: RequestContext
 ) -> TranscriptionModel:
@@ -221,7 +212,7 @@ class Transcription:
     busy: Busy = NOT_MEASURED
     heard_s: float = 0.0
     complete: bool = False
-    _first: SpokenPart | None = None
+    _first: Transcript | None = None
     _answered: bool = False
 
     async def begin(self) -> None:
@@ -238,7 +229,7 @@ class Transcription:
             self.language = self.wanted.language
             self.route, self.timing = selection.route, Timing(0.0, (time.monotonic() - self.began) * 1e3, 0.0, 0.0)
 
-    async def parts(self) -> AsyncIterator[SpokenPart]:
+    async def parts(self) -> AsyncIterator[Transcript]:
         part = self._first
         try:
             while part is not None:
@@ -250,7 +241,7 @@ class Transcription:
             raise
         self.complete = True
 
-    async def _next(self) -> SpokenPart | None:
+    async def _next(self) -> Transcript | None:
         """The next window with speech; None when the audio is over."""
         while (window := await asyncio.to_thread(next_window, self.pcm, self.regions)) is not None:
             samples = await asyncio.to_thread(read_samples, self.pcm, window)
@@ -308,10 +299,13 @@ def _silent(samples: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> bool:
     return bool(np.sqrt((frames**2).mean(axis=1)).max() < _SILENCE)
 
 
-def _spoken(window: Window, transcript: Transcript) -> SpokenPart:
+def _spoken(window: Window, transcript: Transcript) -> Transcript:
+    """What was said in one window; times count from the beginning of the audio."""
+
     def moved(span: Span) -> Span:
         # A model hears 30 s, whatever the window has, and may name times after its end.
         begin, end = (window.begin / RATE + min(time, window.seconds) for time in (span.begin, span.end))
         return Span(begin, end, span.text)
 
-    return SpokenPart(transcript.text, tuple(map(moved, transcript.segments)), tuple(map(moved, transcript.words)))
+    segments, words = tuple(map(moved, transcript.segments)), tuple(map(moved, transcript.words))
+    return msgspec.structs.replace(transcript, segments=segments, words=words)

@@ -32,7 +32,6 @@ TABLES = {
     "/v1/responses": ResponsesBody.rules,
     "/api/generate": GenerateBody.rules,
 }
-ROWS = [(path, name) for path, table in TABLES.items() for name in table]
 
 
 async def post(client, path, **fields):
@@ -45,13 +44,15 @@ def listed(reply):
 
 
 async def test_what_cannot_be_honoured_is_refused_by_name_unless_it_asks_for_nothing(client):
-    for path, name in ROWS:
-        for value in (None, False, *TABLES[path][name].neutral):
-            reply, text = await post(client, path, **{name: value})
-            assert (reply.status, HEADER in reply.headers) == (200, False), (path, name, text)
-        reply, text = await post(client, path, **{name: ["something"]})
-        assert reply.status == 400, (path, name)
-        assert name in text
+    for path, table in TABLES.items():
+        nothing = [dict.fromkeys(table, value) for value in (None, False)]
+        nothing += [{name: value} for name, rule in table.items() for value in rule.neutral]
+        for fields in nothing:
+            reply, text = await post(client, path, **fields)
+            assert (reply.status, HEADER in reply.headers) == (200, False), (path, fields, text)
+        for name in table:
+            reply, text = await post(client, path, **{name: ["something"]})
+            assert (reply.status, name in text) == (400, True), (path, name)
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -103,6 +104,9 @@ WITHOUT_EFFECT = [
     ("/v1/chat/completions", {"response_format": FORM}, UNIQUE),
     ("/v1/chat/completions", {"response_format": FORM, "stream": True}, UNIQUE),
     ("/v1/completions", CHOICE, "stop"),
+    ("/v1/responses", {"text": {"format": {"type": "json_object"}}, "stop": ["x"]}, "stop"),
+    ("/api/chat", {"format": "json", "options": {"stop": ["x"]}}, "stop"),
+    ("/api/chat", {"format": "json", "options": {"ignore_eos": True}}, "ignore_eos"),
     ("/v1/responses", {"tools": [{"type": "web_search"}]}, "tools.web_search"),
     ("/v1/responses", {"store": True}, "store"),
     ("/v1/messages", {"tools": [SEARCH]}, "tools.web_search_20250305"),
@@ -155,8 +159,8 @@ async def test_hostile_names_cannot_break_out_of_the_header_or_the_metrics(clien
         assert reply.status == 200
         assert len(reply.headers[HEADER]) < 1500
         assert "and-more;fields=984" in listed(reply)
-    for number in range(300):
+    for number in range(100):
         await post(client, "/v1/chat/completions", **{f"g{number}": 1})
     samples = [s for m in node.telemetry.ignored_fields.collect() for s in m.samples]
     assert len(samples) == 65
-    assert {s.labels["field"]: s.value for s in samples}["other"] > 200
+    assert {s.labels["field"]: s.value for s in samples}["other"] > 50

@@ -3,25 +3,11 @@
 import base64
 import re
 
-import numpy as np
-
 from tests.support.application import application
 from tests.support.task_models import IMAGE, SEER, placement, request, seer
-from worker_node.engines.protocol import EngineState, EngineStatus
-from worker_node.tasks.generate.messages import TokenDelta
+from tests.support.writing import WritingEngine
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-
-
-class Engine:
-    """Answers whatever it is asked, in this process."""
-
-    ready = True
-    recoveries = 0
-    status = EngineStatus(EngineState.READY, None)
-
-    async def run(self, job, _result):
-        yield TokenDelta(job.id, np.frombuffer(job.tokens, "<i4").tolist()[:4], "stop")
 
 
 def chat(*urls, **more):
@@ -31,7 +17,10 @@ def chat(*urls, **more):
 
 async def test_images_are_counted_by_outcome(store):
     damaged = "data:image/png;base64," + base64.b64encode(b"no image").decode()
-    async with application([seer(store, [placement(SEER, Engine())])]) as (client, node):
+    engine = WritingEngine()
+    model = seer(store, [placement(SEER, engine)])
+    engine.tokenizer = model.tokenizer
+    async with application([model]) as (client, node):
         path, answered = request(SEER)
         async with client.post(path, **answered) as reply:
             assert reply.status == 200, await reply.text()

@@ -119,6 +119,22 @@ async def test_keys_host_names_pages_and_limits_are_those_of_the_new_settings():
             assert (await status(Authorization=f"Bearer {other}"))[0] == 401
 
 
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({}, "send one of"),
+        ({"Authorization": "Bearer no"}, "that was sent is wrong"),
+        ({"x-api-key": "no"}, "is wrong"),
+    ],
+)
+async def test_a_wrong_key_and_a_missing_one_are_told_apart(headers, said):
+    async with application() as (client, node):
+        node.adopt(NodeSettings(api_keys=("one-0123456789abcdef",)))
+        async with client.get("/models", headers=headers) as reply:
+            message = (await reply.json())["error"]["message"]
+    assert (reply.status, said in message, "wrong" in message) == (401, True, bool(headers))
+
+
 async def test_a_node_that_drains_refuses_inference_on_every_route():
     async with application() as (client, node):
         node.state.draining = True

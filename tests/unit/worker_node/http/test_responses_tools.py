@@ -40,11 +40,6 @@ async def events(client, **fields):
     return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
 
 
-def prompt_of(engine):
-    tokens = memoryview(engine.jobs[-1].tokens).cast("i").tolist()
-    return engine.tokenizer.decode(tokens, skip_special_tokens=False)
-
-
 async def test_requests_of_codex_are_answered_and_calls_carry_their_namespace(store):
     async with writing(store, called("multi_agent_v1.close_agent", target="a")) as (client, _, engine):
         for line in CODEX.read_text().splitlines():
@@ -56,7 +51,7 @@ async def test_requests_of_codex_are_answered_and_calls_carry_their_namespace(st
             assert (call["type"], call["namespace"], call["name"]) == ("function_call", "multi_agent_v1", "close_agent")
             Response.model_validate(answer)
             # The developer's turns are one, and so are the user's: templates that alternate take them.
-            instructions, question, *_ = prompt_of(engine).removeprefix("<|im_start|>").split("<|im_start|>")
+            instructions, question, *_ = engine.prompt.removeprefix("<|im_start|>").split("<|im_start|>")
             assert "<permissions instructions>" in instructions
             assert "<environment_context>" in question
             assert "run echo hi" in question
@@ -74,8 +69,8 @@ async def test_a_namespace_is_offered_as_functions_and_past_calls_of_it_have_the
         {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "here"}]},
     ]
     await ask(client, input=past, tools=[MAPS, LOOK_UP])
-    assert "maps: Maps of cities" in prompt_of(engine)
-    assert prompt_of(engine).count('"name": "maps.look_up"') == 2
+    assert "maps: Maps of cities" in engine.prompt
+    assert engine.prompt.count('"name": "maps.look_up"') == 2
     await ask(client, tools=[MAPS, LOOK_UP], tool_choice={"type": "function", "name": "look_up", "namespace": "maps"})
     held = Recogniser(engine.jobs[-1].grammar)
     assert held.admits('{"name":"maps.look_up","arguments":{"city":"Bern"}}')
@@ -99,7 +94,7 @@ async def test_a_custom_tool_takes_a_text_and_its_calls_are_custom_calls(store):
         result = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "a"}
         reply, _ = await ask(client, input=[item, result], tools=[RUN])
         assert reply.status == 200
-        assert '"arguments": {"input": "print(\\"a\\")\\n"}' in prompt_of(engine)
+        assert '"arguments": {"input": "print(\\"a\\")\\n"}' in engine.prompt
 
 
 async def test_a_custom_call_that_is_cut_has_no_half_input(store):
@@ -115,7 +110,7 @@ async def test_tools_that_nobody_can_call_here_are_passed_over_and_listed(client
     reply, answer = await ask(client, tools=[SEARCH, PROMISE, LOOK_UP, MAPS | {"tools": [PATCH]}])
     assert reply.status == 200
     assert reply.headers[HEADER].split(", ") == ["tools.custom", "tools.to_be_invented", "tools.web_search"]
-    assert "web_search" not in prompt_of(engine)
+    assert "web_search" not in engine.prompt
     assert [tool["type"] for tool in answer["tools"]] == ["function", "namespace"]
     reply, _ = await ask(client, tools=[SEARCH], tool_choice="auto")
     assert reply.status == 200
@@ -178,7 +173,7 @@ async def test_items_without_text_for_the_model_are_passed_over(client, engine):
     ]
     reply, _ = await ask(client, input=turns)
     assert (reply.status, reply.headers[HEADER]) == (200, "input.web_search_call")
-    assert "I would rather not." in prompt_of(engine)
+    assert "I would rather not." in engine.prompt
 
 
 @pytest.mark.parametrize("length", [1, 5])

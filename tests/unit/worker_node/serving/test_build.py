@@ -93,11 +93,14 @@ def test_the_load_of_a_compile_for_the_npu_is_cold_until_something_compiled_is_k
     assert {on_npu.engine.spec.nice, on_cpu.engine.spec.nice} == {5}
 
 
-@pytest.mark.parametrize("how", ["size", "time"])
-def test_other_weights_of_the_same_graph_are_another_model_where_no_manifest_names_them(built, how):
+@pytest.mark.parametrize("how", ["graph", "size", "time"])
+def test_another_graph_and_other_weights_are_another_model_where_no_manifest_names_them(built, how):
     stale = built.cache()
+    assert built.cache() == stale
     weights = built.path / WEIGHTS_FILE
-    if how == "size":
+    if how == "graph":
+        (built.path / MODEL_FILE).write_bytes(b"2")
+    elif how == "size":
         before = weights.stat()
         weights.write_bytes(b"12")
         os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))

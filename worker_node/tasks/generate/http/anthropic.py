@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.core.types import RequestContext
+from worker_node.core.types import RequestContext, Usage
 from worker_node.http.body import DialectBody, Table, Unsupported, note_effects, read_body
 from worker_node.http.context import NODE, busy_fields, request_context
 from worker_node.http.replies import Reply, anthropic_error, json_response
@@ -18,12 +18,12 @@ from worker_node.http.routes import JSON, ApiOperation
 from worker_node.http.sse import event_frame
 from worker_node.structured_output.form import FormPart
 from worker_node.tasks.generate.blocks import Block as AnswerBlock
-from worker_node.tasks.generate.blocks import BlockKind, Closed, Finished, FinishReason, Grown, Opened
+from worker_node.tasks.generate.blocks import BlockKind, Closed, Event, Finished, FinishReason, Grown, Opened
 from worker_node.tasks.generate.building import GenerationModel
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import MAX_TOOLS, OtherTool, except_types, past_arguments, tool_use
 from worker_node.tasks.generate.http.parameters import Length, Temperature, TopK, TopP
-from worker_node.tasks.generate.http.replies import ChoiceEvent, ParsedRequest, Renderer, generation_route
+from worker_node.tasks.generate.http.replies import ParsedRequest, Renderer, generation_route
 from worker_node.tasks.generate.images import IMAGE_TYPES, image_of_base64, image_of_url
 from worker_node.tasks.generate.prompting import count_prompt, generation_model
 from worker_node.tasks.generate.request import GenerationRequest, Image, Message, Rendering, Tool, ToolCall, ToolUse
@@ -150,10 +150,11 @@ class CountTokensBody(DialectBody):
             model.id,
             tool_use=self._tool_use(),
             grammar=None if form is None else FormPart(form.json_schema, where),
-            think=think and model.tokenizer.can_think,
             split_reasoning=True,
             # Where the last turn is the assistant's, the answer continues it.
-            rendering=Rendering(continue_last=self.messages[-1].role == "assistant"),
+            rendering=Rendering(
+                continue_last=self.messages[-1].role == "assistant", think=think and model.tokenizer.can_think
+            ),
             ignored=ignored,
         )
 
@@ -264,7 +265,7 @@ async def _count_tokens(request: web.Request) -> web.Response:
 class _Rendered(Renderer):
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
-        self._fields = {
+        self._fields: dict[str, Any] = {
             "id": f"msg_{token_hex(12)}",
             "type": "message",
             "role": "assistant",
@@ -272,17 +273,13 @@ class _Rendered(Renderer):
         }
 
     def opening(self) -> bytes:
-        usage = _usage(self._choices.runs[0].execution.route.token_count, 0)
-        message: dict[str, Any] = self._fields | {
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage,
-        }
+        # A stream's beginning knows nothing of the cache yet.
+        usage = _usage(Usage(self._choices.runs[0].execution.route.token_count, 0))
+        message = self._fields | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return _frame("message_start", message=message) + _frame("ping")
 
-    def event(self, event: ChoiceEvent) -> bytes:
-        match event.event:
+    def event(self, event: Event, *_: int) -> bytes:
+        match event:
             case Opened(block):
                 return _frame("content_block_start", index=block.index, content_block=_content(block, ""))
             case Grown(block, text):
@@ -291,10 +288,8 @@ class _Rendered(Renderer):
             case Closed(block):
                 return _frame("content_block_stop", index=block.index)
             case finished:
-                usage = _usage(
-                    finished.usage.prompt_tokens, finished.usage.completion_tokens, finished.usage.cached_tokens or 0
-                )
-                last = _frame("message_delta", delta=_ending(finished), usage=usage, **busy_fields(finished.busy))
+                ending, busy = _ending(finished), busy_fields(finished.busy)
+                last = _frame("message_delta", delta=ending, usage=_usage(finished.usage), **busy)
                 return last + _frame("message_stop")
 
     def failure(self, error: NodeError) -> bytes:
@@ -304,10 +299,7 @@ class _Rendered(Renderer):
         [finished] = ends
         calls = finished.calls
         content = [_content(one, one.text) for one in finished.blocks if one.kind is not BlockKind.CALL or one in calls]
-        usage = _usage(
-            finished.usage.prompt_tokens, finished.usage.completion_tokens, finished.usage.cached_tokens or 0
-        )
-        return self._fields | {"content": content, "usage": usage} | _ending(finished)
+        return self._fields | {"content": content, "usage": _usage(finished.usage)} | _ending(finished)
 
 
 # The type of a block's growth, and the field that holds it.
@@ -337,13 +329,14 @@ def _ending(finished: Finished) -> dict[str, str | None]:
     return {"stop_reason": reason, "stop_sequence": finished.stop_sequence if reason == "stop_sequence" else None}
 
 
-def _usage(prompt: int, completion: int, cached: int = 0) -> dict[str, int]:
-    """Anthropic counts tokens that were read from the cache apart. A stream's beginning knows of none yet."""
+def _usage(usage: Usage) -> dict[str, int]:
+    """Anthropic counts tokens that were read from the cache apart."""
+    cached = usage.cached_tokens or 0
     return {
-        "input_tokens": prompt - cached,
+        "input_tokens": usage.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": completion,
+        "output_tokens": usage.completion_tokens,
     }
 
 

@@ -14,10 +14,10 @@ from worker_node.http.body import Body, OneOrMany
 from worker_node.http.context import busy_fields, timing_ms
 from worker_node.http.replies import Reply, describe
 from worker_node.http.sse import event_frame
-from worker_node.tasks.generate.blocks import Finished, Grown
+from worker_node.tasks.generate.blocks import Event, Finished, Grown
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.parameters import Length, Temperature
-from worker_node.tasks.generate.http.replies import ChoiceEvent, ParsedRequest, Renderer, generation_route
+from worker_node.tasks.generate.http.replies import ParsedRequest, Renderer, generation_route
 from worker_node.tasks.generate.request import GenerationRequest, Message
 from worker_node.tasks.generate.service import Choices
 
@@ -48,10 +48,10 @@ class _Native(Renderer):
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
 
-    def event(self, event: ChoiceEvent) -> bytes:
-        if isinstance(event.event, Grown):
-            return event_frame({"text": event.event.text}, "token")
-        return event_frame(self._done(event.event), "done") if isinstance(event.event, Finished) else b""
+    def event(self, event: Event, *_: int) -> bytes:
+        if isinstance(event, Grown):
+            return event_frame({"text": event.text}, "token")
+        return event_frame(self._done(event), "done") if isinstance(event, Finished) else b""
 
     def failure(self, error: NodeError) -> bytes:
         return event_frame({"error": describe(error)}, "error")

@@ -26,12 +26,20 @@ from worker_node.http.sse import LineStream, line
 from worker_node.manager.served import ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.structured_output.form import FormPart
-from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, TokenLogprob
+from worker_node.tasks.generate.blocks import (
+    Block,
+    BlockKind,
+    Closed,
+    Event,
+    Finished,
+    FinishReason,
+    Grown,
+    TokenLogprob,
+)
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import FunctionFields, past_arguments, tool_of
 from worker_node.tasks.generate.http.parameters import ContextLength, KeepAlive, RepetitionPenalty, SamplingBody
 from worker_node.tasks.generate.http.replies import (
-    ChoiceEvent,
     ParsedRequest,
     Renderer,
     chat_logprobs,
@@ -267,9 +275,9 @@ class _Frames(Renderer):
             ]
         return {"message": turn}
 
-    def event(self, event: ChoiceEvent) -> bytes:
+    def event(self, event: Event, *_: int) -> bytes:
         """A call makes a frame when it is complete."""
-        match event.event:
+        match event:
             case Grown(block, text, logprobs) if block.kind is not BlockKind.CALL:
                 said = self._fields(text) if block.kind is BlockKind.TEXT else self._fields("", text)
                 return line(frame(self._model, **said, done=False, **self._logprobs(logprobs)))
@@ -355,9 +363,10 @@ class _Common(DialectBody):
             ),
             model=model,
             grammar=form,
-            think=bool(self.think) if isinstance(self.think, str) else self.think,
-            # A variable of templates that know levels of thinking; others think or do not.
-            rendering=Rendering({"reasoning_effort": self.think} if isinstance(self.think, str) else {}),
+            # Some templates know levels of thinking; others think or do not.
+            rendering=Rendering({"reasoning_effort": self.think}, think=True)
+            if isinstance(self.think, str)
+            else Rendering(think=self.think),
             context_limit=options.num_ctx,
             # False is what always happens here: an answer ends where the context does.
             ignored=["shift"] if self.shift else [],

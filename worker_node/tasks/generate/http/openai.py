@@ -39,7 +39,6 @@ from worker_node.tasks.generate.http.conversation import (
 from worker_node.tasks.generate.http.ollama import keeping
 from worker_node.tasks.generate.http.parameters import SAMPLING, Length, SamplingFields, StreamOptions
 from worker_node.tasks.generate.http.replies import (
-    ChoiceEvent,
     ParsedRequest,
     Renderer,
     chat_logprobs,
@@ -81,16 +80,13 @@ class _Rendered(Renderer):
         self._head = b"data: " + orjson.dumps(self._object(self.chunk_kind, []))[:-2]
         self._ends: list[Finished] = []
 
-    def event(self, event: ChoiceEvent) -> bytes:
-        busy: Json = {}
-        if isinstance(event.event, Finished):
-            self._ends.append(event.event)
-            if complete := len(self._ends) == len(self._choices.runs):
-                busy = busy_fields(busy_of([end.busy for end in self._ends]))
-        else:
-            complete = False
-        part = self._part(event.choice, event.event)
-        frames = b"" if part is None else self._chunk(part, event.tokens, busy)
+    def event(self, event: Event, choice: int, tokens: int, /) -> bytes:
+        if isinstance(event, Finished):
+            self._ends.append(event)
+        complete = len(self._ends) == len(self._choices.runs)
+        busy = busy_fields(busy_of([end.busy for end in self._ends])) if complete else {}
+        part = self._part(choice, event)
+        frames = b"" if part is None else self._chunk(part, tokens, busy)
         if complete and self._with_usage:
             frames += event_frame(self._object(self.chunk_kind, []) | {"usage": self._usage(self._ends)} | busy)
         return frames + b"data: [DONE]\n\n" if complete else frames

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from aiohttp import web
 
@@ -23,14 +23,6 @@ from worker_node.tasks.generate.request import GenerationRequest
 from worker_node.tasks.generate.service import Choices, generate_choices
 
 
-class ChoiceEvent(NamedTuple):
-    """An event of the generation number `choice`, which has made `tokens` so far."""
-
-    choice: int
-    event: Event
-    tokens: int
-
-
 class Renderer(ABC):
     """Writes an answer in one dialect. The error of a stream is its last frame."""
 
@@ -41,8 +33,8 @@ class Renderer(ABC):
         return b""
 
     @abstractmethod
-    def event(self, event: ChoiceEvent) -> bytes:
-        """The frames of a change of a block, or of the end of a choice; there may be none."""
+    def event(self, event: Event, choice: int, tokens: int, /) -> bytes:
+        """The frames, if any, of a change of a block or of the end of a choice, which has made `tokens` so far."""
 
     @abstractmethod
     def failure(self, error: NodeError) -> bytes:
@@ -96,7 +88,7 @@ def generation_route(
                     async for index, events, tokens in choices.events:
                         frames = b""
                         for event in events:
-                            frames += renderer.event(ChoiceEvent(index, event, tokens))
+                            frames += renderer.event(event, index, tokens)
                         if frames:
                             await stream.write(frames)
                 except NodeError as error:

@@ -19,7 +19,7 @@ from worker_node.http.body import DialectBody, Table, Unsupported
 from worker_node.http.context import busy_fields
 from worker_node.http.replies import Reply, describe_error
 from worker_node.http.sse import event_frame
-from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Finished, FinishReason, Grown, Opened
+from worker_node.tasks.generate.blocks import Block, BlockKind, Closed, Event, Finished, FinishReason, Grown, Opened
 from worker_node.tasks.generate.http import parameters
 from worker_node.tasks.generate.http.conversation import (
     TEXT_OR_IMAGE,
@@ -38,7 +38,7 @@ from worker_node.tasks.generate.http.conversation import (
     tool_use,
 )
 from worker_node.tasks.generate.http.parameters import SAMPLING, Length, RepetitionPenalty, SamplingBody
-from worker_node.tasks.generate.http.replies import ChoiceEvent, ParsedRequest, Renderer, generation_route
+from worker_node.tasks.generate.http.replies import ParsedRequest, Renderer, generation_route
 from worker_node.tasks.generate.request import GenerationRequest, Message, Tool, ToolCall, ToolUse
 from worker_node.tasks.generate.service import Choices
 
@@ -355,8 +355,8 @@ class _Rendered(Renderer):
         begun = {**self._fields, "status": "in_progress", "output": [], "usage": None}
         return b"".join(self._frame(f"response.{kind}", response=begun) for kind in ("created", "in_progress"))
 
-    def event(self, event: ChoiceEvent) -> bytes:
-        match event.event:
+    def event(self, event: Event, *_: int) -> bytes:
+        match event:
             case Opened(block):
                 self._blocks.append(block)
                 return self._opened(block)

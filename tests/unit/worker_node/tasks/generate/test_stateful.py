@@ -299,7 +299,7 @@ def test_no_more_is_found_than_was_computed_and_what_has_room_is_found_again(pro
         assert hit == 0 or letters[: hit // 4] in computed
         assert hit < len(tokens), "the first token of the answer needs a chunk"
         cache.computed(tokens.tobytes(), hit)
-        assert len(cache) <= most
+        assert len(cache._blocks) <= most
         if most >= len(letters):
             assert cache.look_up(tokens.tobytes()) == min((len(tokens) - 1) // 4, 7) * 4
         computed |= {letters[:end] for end in range(len(letters) + 1)}
@@ -309,4 +309,4 @@ def test_a_prompt_that_is_larger_than_the_cache_keeps_its_beginning():
     cache = ChunkCache(most=2, chunk=4, window=64)
     tokens = np.arange(40, dtype="<i4").tobytes()
     cache.computed(tokens, cache.look_up(tokens))
-    assert (cache.look_up(tokens), len(cache)) == (8, 2)
+    assert (cache.look_up(tokens), len(cache._blocks)) == (8, 2)
