@@ -192,8 +192,11 @@ class Execution:
                     if waited:
                         self._refuse(key)  # another of its kind may have had its turn before
                     recoveries = engine.recoveries
-                    async with aclosing(engine.run(job, result)) as results:
-                        yield results
+                    try:
+                        async with aclosing(engine.run(job, result)) as results:
+                            yield results
+                    finally:
+                        placement.used_at = placement.clock()
                     if engine.recoveries != recoveries:
                         raise EngineDied(
                             f"{self._demand.model} on {placement.device}: the kernel recovered the device while the "
