@@ -122,7 +122,7 @@ class Execution:
         self.route = selection.route
         # Whether an attempt has ended without an error.
         self.done = False
-        # Whether a part of the answer was sent: then no retry can take it back.
+        # Whether a part of the answer was sent, or surely will be: then no retry can take it back.
         self.sent = False
         # Whether the request stays on its device from now on, because a header names it.
         self.pinned = False
