@@ -91,10 +91,10 @@ test-ops: $(VENV)/.installed-ops $(OPS)/.installed   ## provision machines with 
 	$(PULL)
 	$(PYTEST) $(OPS_TESTS)
 
-test-windows: install ## a node and its unit tests on Windows' own Python, under Wine; LONG=--long: all of them
+test-windows: install ## a node and its unit tests on Windows' own Python, under Wine
 	$(PULL)
 	@$(BIN)/python -c 'from tests.wine.windows import windows; windows()'
-	$(BIN)/python -m pytest $(LONG) tests/wine/test_windows_node.py
+	$(BIN)/python -m pytest tests/wine/test_windows_node.py
 
 test-npu-compiler: install ## compile what a node sends to an NPU with Intel's own compiler, under Wine; LONG=--long: all of it
 	$(PULL)

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from hypothesis import settings
 
-from tests.support import avx2
+from tests.support import avx2, forking
 from tests.support.foreign import kept, kept_directory
 from tests.support.nodes import start_node
 from worker_node.models.directory import MANIFEST_FILE
@@ -49,6 +49,10 @@ def pytest_configure(config):
         # Each worker and its nodes on one core: the threads of OpenVINO spin while they wait for each other.
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
+def pytest_unconfigure():
+    forking.end()
 
 
 def pytest_collection_modifyitems(config, items):
@@ -156,9 +160,8 @@ def store(users_store):
     root = Path(os.environ[STORE_VARIABLE])
     models = linked(users_store, embedded(users_store), "models")
     if sys.platform == "win32":  # where a user may make no symbolic link
-        shutil.rmtree(root, ignore_errors=True)
-        shutil.copytree(models, root, copy_function=link_or_copy)
-        return ModelStore(root)
+        os.environ[STORE_VARIABLE] = str(models)
+        return ModelStore(models)
     fresh = root.with_name(f"{root.name}-{os.getpid()}")
     fresh.symlink_to(models)
     fresh.replace(root)

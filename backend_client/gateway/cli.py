@@ -139,13 +139,13 @@ def _serve(args: argparse.Namespace) -> int:
     values: dict[str, object] = {"nodes": args.nodes} if args.nodes else {}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     fleet = ClientSettings.load(None, **values)
-    if settings.allowed_networks and "nodes" not in fleet.model_fields_set:
+    # A service has one client, a gateway the callers of all: each open stream takes a connection.
+    defaults: dict[str, object] = {"connections_per_node": _CONNECTIONS_PER_NODE}
+    if settings.allowed_networks:
         # Those that announce themselves, and not the default node of this machine.
-        fleet = ClientSettings.with_values(fleet, {"nodes": ()})
-    if "connections_per_node" not in fleet.model_fields_set:
-        # A service has one client, a gateway the callers of all: each open stream takes a connection.
-        fleet = ClientSettings.with_values(fleet, {"connections_per_node": _CONNECTIONS_PER_NODE})
-    asyncio.run(_run(settings, fleet))
+        defaults["nodes"] = ()
+    unset = {name: value for name, value in defaults.items() if name not in fleet.model_fields_set}
+    asyncio.run(_run(settings, ClientSettings.with_values(fleet, unset)))
     return 0
 
 

@@ -75,7 +75,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
 
 EMBEDDER, GENERATOR, SPEECH = "all-minilm-l6-v2", "smollm2-135m-instruct", "whisper-tiny.en"
 RERANKER, VISION = "reranker", "colours"
-LUNAR = ("4000",)
+LUNAR, LATER = ("4000",), ("4000", "5010", "5020")
 
 
 def embeddings(length: int, said: str = "", **more: Any) -> Row:
@@ -101,9 +101,9 @@ def chat(
     )
 
 
-def speech(said: str, **options: Any) -> Row:
+def speech(said: str, on: Sequence[str] = LATER, **options: Any) -> Row:
     """All parts: a node sets no NPUW, but then nothing is compiled after the encoder, since no device is here."""
-    return Row(f"speech, NPU_USE_NPUW{said}", SPEECH, options, {"NPU_USE_NPUW": "YES"}, platforms=LUNAR)
+    return Row(f"speech, NPU_USE_NPUW{said}", SPEECH, options, {"NPU_USE_NPUW": "YES"}, platforms=tuple(on))
 
 
 ROWS = (
@@ -127,12 +127,12 @@ ROWS = (
     chat(1024, generate_hint="BEST_PERF"),
     chat(2048, on=["3720", "4000"]),
     # Prompts above 2,048 tokens have pyramid attention where nothing is set.
-    chat(4096, on=["4000", "5010"]),
+    chat(4096, on=LATER),
     chat(4096, limit_s=100, prefill_attention_hint="STATIC"),
     chat(8192, limit_s=900, on=["5010"]),
     Row("speech, encoder", SPEECH),
     speech(""),
-    speech(", word_timestamps", word_timestamps=True),
+    speech(", word_timestamps", ["4000", "5010"], word_timestamps=True),
     Row("vision", VISION, {"max_prompt_len": 1024}, platforms=("3720", "4000")),
 )
 

@@ -23,7 +23,7 @@ def installation():
 
 
 @pytest.mark.timeout(4000)
-@pytest.mark.parametrize(("row", "platforms"), CASES, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize(("row", "platforms"), CASES, ids=lambda value: getattr(value, "name", "") or " ".join(value))
 def test_what_a_node_sends_compiles_as_well_as_it_did(installation, row, platforms):
     found = compile_row(installation, row, platforms)
     known = read_known().get(row.name, {})

@@ -80,14 +80,15 @@ class ModelStore:
         self.root = default_store_root() if root is None else root
         try:
             os.scandir(self.root).close()
-        except NotADirectoryError:
-            raise ConfigurationError(
-                f"the model store {self.root} is not a directory; set {STORE_VARIABLE} (or --model-store) to one"
-            ) from None
         except PermissionError as error:
             raise ConfigurationError(f"the model store: {storage_problem(error)}") from None
-        except OSError:
-            pass  # not there yet, or the code that uses it reports what is wrong
+        except OSError as error:
+            # Windows calls what is below a file "not found".
+            if isinstance(error, NotADirectoryError) or any(path.is_file() for path in (self.root, *self.root.parents)):
+                raise ConfigurationError(
+                    f"the model store {self.root} is not a directory; set {STORE_VARIABLE} (or --model-store) to one"
+                ) from None
+            # It is not there yet, or the code that uses it reports what is wrong.
         self.catalog = Catalog.load() if catalog is None else catalog
 
     def directories(self) -> list[Path]:

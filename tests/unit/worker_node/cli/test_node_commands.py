@@ -342,6 +342,7 @@ def test_a_node_that_was_named_and_does_not_answer_is_an_error(monkeypatch, caps
     assert "NPU_NODE_URL" in capsys.readouterr().err
 
 
+@pytest.mark.linux  # openssl makes its certificates
 @pytest.mark.parametrize("by", ["option", "variable"])
 @pytest.mark.parametrize(
     ("served", "given", "scheme", "problem"),

@@ -63,7 +63,9 @@ def test_a_user_without_a_home_is_told_what_to_set_in_one_line(monkeypatch, caps
 def test_a_port_that_cannot_be_bound_is_one_sentence_with_its_remedy(monkeypatch, capsys, tmp_path, code, remedy):
     class Socket(socket.socket):
         def bind(self, address):
-            raise OSError(code, os.strerror(code))
+            if address[1] == 80:
+                raise OSError(code, os.strerror(code))
+            super().bind(address)  # an event loop of Windows does
 
     monkeypatch.setattr(socket, "socket", Socket)
     assert main(["serve", "--port", "80", "--model-store", str(tmp_path)]) == 1
@@ -71,6 +73,7 @@ def test_a_port_that_cannot_be_bound_is_one_sentence_with_its_remedy(monkeypatch
     assert message == f"npu-node: cannot listen on 127.0.0.1:80: {os.strerror(code)}; {remedy}"
 
 
+@pytest.mark.linux
 def test_a_disk_that_fills_up_under_pip_is_no_fault_of_the_network(tmp_path, monkeypatch):
     # What pip says when its disk is full; a pip that says it takes its place.
     pip = tmp_path / "pip"
@@ -88,6 +91,7 @@ def test_a_pull_is_not_begun_where_there_is_no_room(tmp_path, monkeypatch):
         ModelStore(tmp_path).pull("smollm2")
 
 
+@pytest.mark.linux
 def test_a_reader_that_has_seen_enough_ends_the_command_quietly(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)

@@ -3,6 +3,8 @@
 import os
 from types import SimpleNamespace
 
+import pytest
+
 from worker_node.core.types import Device
 from worker_node.engines.protocol import EngineState, EngineStats, EngineStatus
 from worker_node.http.metrics import Readings, read_models
@@ -48,6 +50,7 @@ def test_an_engine_whose_load_waits_for_its_turn_is_starting_as_in_health():
     assert value(status, "engine_state", request, state="unloaded") == 0
 
 
+@pytest.mark.linux  # Windows counts no descriptors
 def test_what_an_engine_holds_and_proved_is_told():
     status = EngineStatus(
         EngineState.READY,

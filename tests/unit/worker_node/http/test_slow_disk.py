@@ -64,6 +64,7 @@ async def dead_disk(tmp_path, monkeypatch):
             await node.manager.stop()
 
 
+@pytest.mark.linux  # by the name of its disk
 @pytest.mark.parametrize("wanted", ASKING)
 async def test_every_route_answers_by_its_deadline(dead_disk, wanted):
     client, go = dead_disk

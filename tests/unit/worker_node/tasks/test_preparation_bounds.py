@@ -119,6 +119,7 @@ def adts(path, repeated, samples=SILENCE):
     return path
 
 
+@pytest.mark.linux  # its memory is read in /proc
 async def test_bad_audio_is_refused_within_the_memory_for_bad_input_by_one_process(tmp_path):
     pool = PreparationPool(
         PreparationLimits(processes=1, cpu_s=60.0, memory_bytes=2 * 2**30), ("worker_node.tasks.transcribe.audio",)
