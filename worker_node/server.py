@@ -299,7 +299,8 @@ class ServiceManager:
         address = variables.pop("NOTIFY_SOCKET", None)
         watchdog_us = variables.pop("WATCHDOG_USEC", "")
         ours = variables.pop("WATCHDOG_PID", None) in {None, str(os.getpid())}
-        return cls(address, int(watchdog_us) / 1e6 or None if ours and watchdog_us.isdecimal() else None)
+        watchdog_s = int(watchdog_us) / 1e6 if ours and watchdog_us.isdecimal() else 0
+        return cls(address, watchdog_s or None)
 
     @asynccontextmanager
     async def attended(self, status: Callable[[], str]) -> AsyncIterator[None]:
