@@ -131,7 +131,8 @@ Read: TypeAlias = Callable[[StreamEvent], StreamEvent]
 
 
 class StreamForm(ABC):
-    """How the streams of one route are read. `lines`: they are lines of JSON, and no server-sent events."""
+    """How the streams of one route are read. `lines`: they are lines of JSON, and no server-sent events; lines have no comments.
+    """
 
     lines = False
 
