@@ -131,8 +131,7 @@ Read: TypeAlias = Callable[[StreamEvent], StreamEvent]
 
 
 class StreamForm(ABC):
-    """How the streams of one route are read. `lines`: they are lines of JSON, and no server-sent events; lines have no comments.
-    """
+    """How the streams of one route are read. `lines`: they are lines of JSON, and no server-sent events; lines have no comments."""
 
     lines = False
 
