@@ -159,7 +159,7 @@ async def test_reloads_whose_callers_left_run_one_after_the_other_and_the_last_f
 @in_world()
 async def test_a_reload_sets_the_order_of_models_and_so_their_default(world, tmp_path):
     for order in (["always", "second"], ["second", "always"]):
-        world.write(dict.fromkeys(order, {}))
+        world.write({name: {} for name in order})
         await world.reloader.reload()
         assert [model.id for model in world.manager.models] == order
         assert world.manager.names.default("generation").id == order[0]
