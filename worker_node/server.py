@@ -44,7 +44,7 @@ from worker_node.serving.build import (
     configured_models,
     memory_budgets,
 )
-from worker_node.serving.faults import check_faults
+from worker_node.serving.demanded_faults import check_faults
 from worker_node.serving.run import Services, TaskParts
 from worker_node.serving.task import served_task
 from worker_node.settings import NodeSettings
