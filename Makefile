@@ -25,8 +25,9 @@ PULL    = env -u ONEDNN_MAX_CPU_ISA $(BIN)/python -m worker_node pull --embedded
 LICENCES = $(BIN)/pip-licenses --from=mixed --no-version --format=markdown --order=name --partial-match --fail-on='GPL;General Public' \
 	--packages $$(grep -v '^\#' packaging/node-packages.txt) av Deprecated dnspython fsspec jsonschema-rs limits pillow pyarrow redis wrapt
 
-# A file runs as a whole on one worker, in the order of `testpaths`. Groups of files (`--dist loadgroup`) have no effect
-# with pytest 9.2: pytest-xdist 3.8 writes them into an attribute that pytest no longer reads.
+# A file runs as a whole on one worker, in the order of `testpaths`; tests/conftest.py keeps some files together.
+# (`--dist loadgroup` has no effect with pytest 9.2: pytest-xdist 3.8 writes groups into an attribute that pytest no longer
+# reads.)
 PYTEST  = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: help install demo serve test test-fast test-integrations test-all test-ops test-windows test-npu-compiler check format docs site dist deb bundle bench clean

@@ -33,7 +33,8 @@ class Timeouts(Options):
     node's death and a retry. `generate`: 1,000 tokens at the NPU's 10 tokens/s. `connect`: a LAN answers a SYN within
     milliseconds, Linux repeats a lost one after 1 s, and services block their event loop for a second now and then.
     `attempt`: one try at an embedding; a node that froze is noticed by its probes much earlier, this catches an engine
-    that hangs inside a healthy node. `idle`: silence on the connection of a stream; a node sends a comment every 15 s.
+    that hangs inside a healthy node. `idle`: silence on the connection of a stream of events; a node sends a comment
+    every 15 s. Ollama's lines have none: `silence` and the deadline bound them.
     `silence`: the wait for the next part of a stream that has begun, and for a caller of the gateway to read it;
     parts are seconds apart, but nodes may hold a tool call back until it is complete. `share`: while
     another node could serve it, an attempt (for generation: the wait for the first or the next token) gets at most this

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from hypothesis import settings
 
-from tests.support import avx2
+from tests.support import avx2, forking
 from tests.support.foreign import kept, kept_directory
 from tests.support.nodes import start_node
 from worker_node.models.directory import MANIFEST_FILE
@@ -49,6 +49,10 @@ def pytest_configure(config):
         # Each worker and its nodes on one core: the threads of OpenVINO spin while they wait for each other.
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
+def pytest_unconfigure():
+    forking.end()
 
 
 def pytest_collection_modifyitems(config, items):

@@ -91,6 +91,7 @@ def make_app(settings: GatewaySettings, client: InferenceClient) -> web.Applicat
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await client.close()
+        await limits.close()
         if spending is not None:
             await spending.close()
         if keys is not None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from limits import RateLimitItemPerMinute
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
@@ -103,6 +103,12 @@ class Limits:
         if team.tokens and tokens:
             # All of them, whatever the limit: another key of the team may have a higher one.
             await self._ask(partial(self._windows.hit, cost=tokens), _AMinute(_UNLIMITED), "tokens", team.name)
+
+    async def close(self) -> None:
+        bridge: Any = getattr(self._windows.storage, "bridge", None)
+        if bridge is not None:
+            # The library keeps its client of Redis open.
+            await bridge.get_connection().aclose()
 
     async def _ask(self, method: Callable[..., Awaitable[R]], item: _AMinute, kind: str, team: str) -> R | None:
         """What the store answers; None while it fails."""

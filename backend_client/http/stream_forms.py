@@ -131,7 +131,10 @@ Read: TypeAlias = Callable[[StreamEvent], StreamEvent]
 
 
 class StreamForm(ABC):
-    """How the streams of one route are read. `lines`: they are lines of JSON, and no server-sent events."""
+    """How the streams of one route are read.
+
+    `lines`: they are lines of JSON, which have no comments, and no server-sent events.
+    """
 
     lines = False
 

@@ -202,7 +202,7 @@ class HttpTransport:
     ) -> AsyncGenerator[Reply | bytes, None]:
         """Send a request; yields the whole reply, or the head of a stream and its bytes as they come.
 
-        A `lively` stream must not fall silent: nodes send a comment now and then.
+        A `lively` stream must not fall silent: nodes send a comment between events now and then.
         """
         timeout = self._stream_timeout if lively else self._timeout
         try:

@@ -192,8 +192,8 @@ class FleetBackend:
         node, request = lease.node.url, lease.request
         content = await _encode(call, form if isinstance(form, WholeForm) and not as_bytes else None, headers)
         reader = ReplyReader(request, form, partial(_check, lease), as_bytes=as_bytes)
-        # A model may load in silence for as long as it takes.
-        lively = call.by_token and runs_on_device(request)
+        # Lines have no comments, and a model may load in silence for as long as it takes.
+        lively = call.by_token and form is not None and not form.lines and runs_on_device(request)
         parts = self.runtime.start().parts(node, request.path, content, headers, lively=lively)
         try:
             while not reader.begun:

@@ -66,7 +66,6 @@ def test_a_title_is_made_and_proven(sidecar):
         ("/v1/worker/generate", {"job": "memory"}, "memory_candidate"),
         ("/v1/worker/extract-memory-candidates", {}, "memory_candidate"),
         ("/v1/worker/condense-notification", {}, "notification"),
-        ("/v1/worker/condense-notification", {"job": "notification"}, "notification"),
     ],
 )
 def test_json_that_the_budget_cut_is_null_and_the_text_is_there(sidecar, path, body, job):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.real.certifying import AGREEMENT, EMBEDDER, WRITER, emulated_settings, only, passport_of, run
 from tests.support.nodes import start_node
+from worker_node.certify.checks import QUICK
 from worker_node.cli.main import main
 from worker_node.models.passports import Passport, PassportStore
 
@@ -28,7 +29,7 @@ def emulated(directory):
 def certified(directory, emulated):
     """The first passport of the embedder on the emulated NPU, of a node that requires one."""
     words = ["certify", EMBEDDER, "--config", emulated, "--quick", "--out", directory]
-    run(*words, NPU_NODE_REQUIRE_CERTIFIED="true")
+    run(*words, quick=QUICK, NPU_NODE_REQUIRE_CERTIFIED="true")
     return passport_of(directory, EMBEDDER)
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import select
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from openvino import opset13 as op
 
 from tests.real.inference import ask
 from tests.support.nodes import run_node_command, start_node
+from worker_node.cli.main import main
 from worker_node.core.types import Device
 from worker_node.devices.blobs import RECORD_FILE, BlobRejected, read_record, write_record
 from worker_node.devices.npu import stand_in_counter
@@ -35,11 +37,6 @@ LENGTHS = {"max_prompt_len": 64, "min_response_len": 64, "prefill_chunk_size": 6
 PROMPT = np.arange(100, 120, dtype="<i4").tobytes()
 
 
-def compile_ahead(quick_models, *arguments):
-    environment = os.environ | quick_models | {"NPU_NODE_NPU_EMULATION": "1"}
-    return run_node_command(["compile", *arguments], env=environment, timeout=200)
-
-
 @pytest.fixture(scope="module")
 def blobs(quick_models, tmp_path_factory):
     """A directory with the blobs of the generation model, compiled by the command with the lengths of a node.toml."""
@@ -49,7 +46,9 @@ def blobs(quick_models, tmp_path_factory):
         f'[[models]]\nname = "{WRITER}"\nplacements = ["NPU", "CPU"]\nmax_prompt_len = 64\n'
         "min_response_len = 64\nprefill_chunk_size = 64\n"
     )
-    done = compile_ahead(quick_models, WRITER, "--config", config, "--out", root / "blobs")
+    environment = os.environ | quick_models | {"NPU_NODE_NPU_EMULATION": "1"}
+    arguments = ["compile", WRITER, "--config", config, "--out", root / "blobs"]
+    done = run_node_command(arguments, env=environment, timeout=200)
     assert done.returncode == 0, done.stderr
     assert tomllib.loads(done.stdout.rpartition("set ")[2].partition(" for")[0]) == {"blobs": str(root / "blobs")}
     assert sorted(path.name for path in root.iterdir()) == ["blobs", "node.toml"], "nothing else is left"
@@ -217,10 +216,16 @@ blobs = "{foreign}"
         ((WRITER, "--platform", "4000", "--out", "x"), "unset NPU_NODE_NPU_EMULATION"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_before_anything_is_loaded(quick_models, arguments, reason, tmp_path):
-    done = compile_ahead(quick_models, *(tmp_path / "x" if each == "x" else each for each in arguments))
-    assert done.returncode
-    assert reason in done.stderr
+def test_what_cannot_be_compiled_is_refused_before_anything_is_loaded(
+    quick_models, monkeypatch, capsys, tmp_path, arguments, reason
+):
+    for name, value in (quick_models | {"NPU_NODE_NPU_EMULATION": "1"}).items():
+        monkeypatch.setenv(name, value)
+    words = [str(tmp_path / "x" if each == "x" else each) for each in arguments]
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main(["compile", *words]))
+    assert ended.value.code
+    assert reason in capsys.readouterr().err
 
 
 def test_another_machines_npu_needs_a_compiler_here(quick_models, tmp_path):

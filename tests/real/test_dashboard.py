@@ -38,6 +38,18 @@ async def state_of(http, node, until, headers=None):
             await asyncio.sleep(0.05)
 
 
+def assert_ended_by_an_error(route, text):
+    """Its last event is an error of the dialect, and nothing says that the answer is whole."""
+    last = json.loads(text.strip().splitlines()[-1].removeprefix("data: "))
+    if route == "/v1/responses":
+        assert last["type"] == "error"
+    else:
+        assert set(last) == {"error"}
+        assert isinstance(last["error"], str) == route.startswith("/api/")
+    for end in ("response.completed", "[DONE]", '"done":true'):
+        assert end not in text
+
+
 def test_work_failures_and_a_killed_engine_are_told_and_no_word_of_a_request():
     # More than 5 s: a node of its own starts, and its killed engine a second time.
     async def watch(node):
@@ -68,8 +80,9 @@ def test_work_failures_and_a_killed_engine_are_told_and_no_word_of_a_request():
             assert state["in_flight"] == len(STREAMS)
             pid = node.engine_pids()[WRITER]
             os.kill(pid, signal.SIGKILL)
-            for answer in await asyncio.gather(*working):
+            for route, answer in zip(STREAMS, await asyncio.gather(*working), strict=True):
                 assert b"engine process was killed from outside" in answer
+                assert_ended_by_an_error(route, answer.decode())
             state = await state_of(http, node, lambda state: len(state["failures"]) == len(STREAMS) + 2)
             engine = next(model for model in state["models"] if model["id"] == WRITER)["engines"][0]
             # It may have started again since.

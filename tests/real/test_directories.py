@@ -1,5 +1,7 @@
 """Directories of other tools are served where they are: their vectors and texts are those of other libraries."""
 
+from pathlib import Path
+
 import numpy as np
 import openvino_genai as genai
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from tests.real.directories import exported_minilm, exported_smollm, published_minilm
 from tests.real.inference import REFERENCE, worst_cosine
 from tests.support.nodes import start_node
+from worker_node.models.store import ModelStore
 
 pytestmark = pytest.mark.real
 
@@ -18,13 +21,13 @@ def state(directory):
 
 
 @pytest.fixture(scope="module")
-def served(store, tmp_path_factory):
+def served(store, quick_models, tmp_path_factory):
     room = tmp_path_factory.mktemp("directories")
     published = published_minilm()
     directories = {
         "published": published,
         "exported": exported_minilm(store, published, room / "exported"),
-        "Chat": exported_smollm(store, room / "Chat"),
+        "Chat": exported_smollm(ModelStore(Path(quick_models["NPU_NODE_MODEL_STORE"])), room / "Chat"),
     }
     before = {directory: state(directory) for directory in directories.values()}
     config = room / "node.toml"

@@ -21,7 +21,7 @@ placements = ["NPU", "CPU"]
 [[models]]
 name = "smollm2-135m-instruct"
 max_prompt_len = 64
-min_response_len = 192
+min_response_len = 96
 cache_size_gb = 1
 placements = ["NPU", "CPU"]
 """
@@ -62,7 +62,7 @@ async def test_an_answer_of_the_npu_names_what_its_counter_moved_by(node, http, 
         if len(events) == 1:
             sysfs.use_npu(5 * COUNTS_PER_JOULE // 2 + 1)
 
-    asked = {"prompt": "Count to one hundred.", "max_new_tokens": 150, "ignore_eos": True}
+    asked = {"prompt": "Count to one hundred.", "max_new_tokens": 80, "ignore_eos": True}
     before = await metric(http, node, model="smollm2-135m-instruct", device="NPU")
     await stream(http, node, asked, on_event)
     done = events[-1][1]
@@ -120,7 +120,7 @@ async def test_a_counter_that_cannot_be_true_gives_null_and_says_so(node, http, 
             sysfs.use_npu(-COUNTS_PER_JOULE)
 
     events = []
-    await stream(http, node, {"prompt": "Count.", "max_new_tokens": 150, "ignore_eos": True}, on_event)
+    await stream(http, node, {"prompt": "Count.", "max_new_tokens": 80, "ignore_eos": True}, on_event)
     assert events[-1]["joules"] is None
     assert events[-1]["joules_reason"].startswith("the counter is not believed: it went from ")
 

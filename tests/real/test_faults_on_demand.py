@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 
 import httpx
 import pytest
 
 from tests.support.gateway import start_gateway
-from tests.support.nodes import NPU_NODE, run_node_command, start_node
+from tests.support.nodes import run_node_command, start_node
+from worker_node.cli.main import main
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -46,11 +46,9 @@ def test_faults_on_demand_are_seen_wherever_a_caller_looks(store, tmp_path):
         assert replies[-1].status_code >= 500
 
 
-def test_a_node_does_not_start_with_a_fault_that_would_strike_nothing(store, tmp_path):
+def test_a_node_does_not_start_with_a_fault_that_would_strike_nothing(store, tmp_path, monkeypatch, capsys):
     (tmp_path / "f.toml").write_text("[[fault]]\nkind = 'crash'\nmodel = 'minilm'\n")
-    models = json.dumps([{"name": MODEL, "npu_buckets": [32], "placements": ["NPU"]}])
-    environment = os.environ | {"NPU_NODE_NPU_EMULATION": "1", "NPU_NODE_CONFIG": "", "NPU_NODE_MODELS": models}
-    command = [*NPU_NODE, "serve", "--port", "0", "--faults", str(tmp_path / "f.toml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
-    assert done.returncode != 0
-    assert f"model must be the id of a model of the settings ({MODEL}), got minilm" in done.stderr
+    monkeypatch.setenv("NPU_NODE_NPU_EMULATION", "1")
+    monkeypatch.setenv("NPU_NODE_MODELS", json.dumps([{"name": MODEL, "placements": ["NPU"]}]))
+    assert main(["serve", "--port", "0", "--faults", str(tmp_path / "f.toml")]) == 1
+    assert f"model must be the id of a model of the settings ({MODEL}), got minilm" in capsys.readouterr().err

@@ -149,9 +149,9 @@ def test_interactive_work_goes_before_batch_work_that_came_first(runner):
     assert [number for number in finished if number != 9] == list(batch)
 
 
-def test_beams_are_ranked_and_likelier_than_a_greedy_answer_beside_other_requests(store):
+def test_beams_are_ranked_and_likelier_than_a_greedy_answer_beside_other_requests(quick_store):
     greedy, ranks = job(9, PROMPT, 16, logprobs=True), (0, 1, 2)
-    with loaded(store, plugin_config=F32, enable_prefix_caching=False, max_num_seqs=4) as runner:
+    with loaded(quick_store, plugin_config=F32, enable_prefix_caching=False, max_num_seqs=4) as runner:
         expected, alone = answers(runner, greedy)
         beams = [job(rank, PROMPT, 16, logprobs=True, beams=4, rank=rank) for rank in ranks]
         given, logprobs = answers(runner, *beams, greedy)
@@ -166,7 +166,7 @@ def ended(events):
     return [delta.id for event in events if isinstance(event, Step) for delta in event.deltas if delta.finish]
 
 
-def test_a_seed_repeats_an_answer_in_full_precision_on_one_thread_beside_other_requests(store):
+def test_a_seed_repeats_an_answer_in_full_precision_on_one_thread_beside_other_requests(quick_store):
     """With less, or on more threads, the numbers depend on how many tokens a step computes: docs/other-tools.md."""
     config = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
     prompt, other = np.arange(1000, 1035, dtype="<i4"), np.arange(3000, 3030, dtype="<i4")
@@ -174,7 +174,7 @@ def test_a_seed_repeats_an_answer_in_full_precision_on_one_thread_beside_other_r
     def sampled(number, tokens, seed):
         return job(number, tokens, 16, seed=seed, temperature=1.2, top_p=0.95)
 
-    with loaded(store, plugin_config=config) as precise:
+    with loaded(quick_store, plugin_config=config) as precise:
         answers(precise, sampled(51, prompt, 5))  # puts the prompt into the prefix cache
         alone = answers(precise, sampled(52, prompt, 5))[0][52]
         beside, _ = answers(precise, sampled(53, other, 9), sampled(54, prompt, 5), sampled(55, prompt, 6))

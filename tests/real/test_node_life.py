@@ -21,6 +21,18 @@ from tests.support.nodes import start_node
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.usefixtures("store")]
 
 
+@pytest.fixture(scope="module")
+def temporary(tmp_path_factory):
+    return tmp_path_factory.mktemp("temporary")
+
+
+@pytest.fixture(scope="module")
+def killed(quick_models, temporary):
+    """A node for tests that kill its engines."""
+    with start_node(TMPDIR=str(temporary), **quick_models) as running:
+        yield running
+
+
 def test_sigterm_drains(quick_models):
     """Ready → 503 first, admitted work finishes, new work is refused, all within 30 s and with exit status 0."""
     # More than 5 s: a model loads.
@@ -62,19 +74,19 @@ def test_sigterm_drains(quick_models):
         assert not any(psutil.pid_exists(pid) for pid in engines)
 
 
-@pytest.mark.parametrize("when", ["loading", "serving"])
-def test_kill_9_of_the_node_leaves_no_process_and_no_file(tmp_path, quick_models, when):
-    environment = {"TMPDIR": str(tmp_path)} | quick_models
-    with start_node(ready=when == "serving", **environment) as node:
-        if when == "loading":
-            node.wait_for(lambda body: all(model["engines"][0]["pid"] for model in body["models"]))
-        children = psutil.Process(node.process.pid).children(recursive=True)
-        assert len(children) >= 2
-        node.process.kill()
-        node.process.wait()
-        _, alive = psutil.wait_procs(children, timeout=10)
-        assert not alive
-    assert not list(tmp_path.iterdir())
+def kill_9(node, temporary):
+    children = psutil.Process(node.process.pid).children(recursive=True)
+    assert len(children) >= 2
+    node.process.kill()
+    node.process.wait()
+    assert not psutil.wait_procs(children, timeout=10)[1]
+    assert not list(temporary.iterdir())
+
+
+def test_kill_9_of_a_node_that_loads_leaves_no_process_and_no_file(tmp_path, quick_models):
+    with start_node(ready=False, TMPDIR=str(tmp_path), **quick_models) as node:
+        node.wait_for(lambda body: all(model["engines"][0]["pid"] for model in body["models"]))
+        kill_9(node, tmp_path)
 
 
 @pytest.mark.linux
@@ -100,6 +112,8 @@ def test_listening_alive_ready_stopping(store, tmp_path):
             while not said["STATUS"].startswith("ready; 1 of 1"):
                 assert said["WATCHDOG"] == "1"
                 said = hear()
+            node.process.send_signal(signal.SIGHUP)
+            assert node.health()[0] == 200, "without a file of settings a hangup changes nothing"
             assert node.terminate() == 0
             while "STOPPING" not in said:
                 said = hear()
@@ -107,14 +121,6 @@ def test_listening_alive_ready_stopping(store, tmp_path):
         with pytest.raises(BlockingIOError):
             while True:
                 assert "READY" not in hear(), "an engine spoke in the node's name"
-
-
-@pytest.mark.linux
-def test_a_hangup_changes_nothing(tmp_path):
-    with start_node(NPU_NODE_MODELS="[]", NPU_NODE_MODEL_STORE=str(tmp_path)) as node:
-        node.process.send_signal(signal.SIGHUP)
-        assert node.health()[0] == 200
-        assert node.terminate() == 0
 
 
 def test_a_changed_file_is_applied_by_a_signal_a_request_and_itself(tmp_path):
@@ -213,32 +219,37 @@ def with_session(test):
     return lambda node: asyncio.run(run(node))
 
 
-@pytest.mark.parametrize("after", ["start", "crash"])
-def test_requests_of_any_dialect_wait_for_a_model_that_is_loading_and_no_more_than_there_are_places(
-    quick_models, after
-):
-    # More than 5 s: both models load.
-    @with_session
-    async def ask(http, node):
-        if after == "crash":
-            for pid in node.engine_processes():
-                os.kill(pid, signal.SIGKILL)
-            await asyncio.to_thread(
-                node.wait_for, lambda body: all(model["state"] != "ready" for model in body["models"])
-            )
-        states = {model["id"]: model for model in node.health()[1]["models"]}
-        assert states[WRITER]["state"] == "loading"
-        assert states[WRITER]["ready_in_s"] > 0
-        for headers in ({"X-Request-Timeout-Ms": "100"}, {"X-NPU-Restart-Wait-Ms": "0"}):
-            status, replied, content = await post(http, node, "/inference", {"prompt": "Hello"}, headers)
-            assert status == 503, content
-            assert json.loads(content)["error"]["code"] in {"model_loading", "engine_unavailable"}
-            assert int(replied["Retry-After"]) > 0
-        answers = await asyncio.gather(*(post(http, node, path, body) for path, body in REQUESTS))
-        for (path, body), (status, _, content) in zip(REQUESTS, answers, strict=True):
-            assert status == 200, (path, body, content)
-            assert b"error" not in content.replace(b'"error":null', b"")
+@with_session
+async def ask_while_both_load(http, node):
+    states = {model["id"]: model for model in node.health()[1]["models"]}
+    assert states[WRITER]["state"] == "loading"
+    assert states[WRITER]["ready_in_s"] > 0
+    for headers in ({"X-Request-Timeout-Ms": "100"}, {"X-NPU-Restart-Wait-Ms": "0"}):
+        status, replied, content = await post(http, node, "/inference", {"prompt": "Hello"}, headers)
+        assert status == 503, content
+        assert json.loads(content)["error"]["code"] in {"model_loading", "engine_unavailable"}
+        assert int(replied["Retry-After"]) > 0
+    answers = await asyncio.gather(*(post(http, node, path, body) for path, body in REQUESTS))
+    for (path, body), (status, _, content) in zip(REQUESTS, answers, strict=True):
+        assert status == 200, (path, body, content)
+        assert b"error" not in content.replace(b'"error":null', b"")
 
+
+def test_requests_of_any_dialect_wait_for_a_model_that_is_loading(quick_models):
+    # More than 5 s: both models load.
+    with start_node(ready=False, **quick_models) as node:
+        ask_while_both_load(node)
+
+
+def test_requests_of_any_dialect_wait_for_a_model_whose_engine_died(killed):
+    for pid in killed.engine_processes():
+        os.kill(pid, signal.SIGKILL)
+    killed.wait_for(lambda body: all(model["state"] != "ready" for model in body["models"]))
+    ask_while_both_load(killed)
+    killed.wait_for(lambda body: body["status"] == "ready")
+
+
+def test_no_more_requests_wait_for_a_load_than_there_are_places(quick_models):
     @with_session
     async def fill(http, node):
         small = {"prompt": "Hello", "max_new_tokens": 1}
@@ -246,12 +257,9 @@ def test_requests_of_any_dialect_wait_for_a_model_that_is_loading_and_no_more_th
         assert sorted(status for status, *_ in answers) == [200, 200, 200, 429, 429]
         assert node.health()[1]["models"][0]["in_flight"] == 0
 
-    if after == "start":
-        only = json.dumps([{"name": WRITER, "max_outstanding": 3}])
-        with start_node(ready=False, NPU_NODE_MODELS=only, **quick_models) as node:
-            fill(node)
-    with start_node(ready=after == "crash", **quick_models) as node:
-        ask(node)
+    only = json.dumps([{"name": WRITER, "max_outstanding": 3}])
+    with start_node(ready=False, NPU_NODE_MODELS=only, **quick_models) as node:
+        fill(node)
 
 
 def test_a_node_that_ends_refuses_what_still_waits_for_a_load(quick_models):
@@ -309,12 +317,6 @@ def test_a_forced_removal_ends_streams_with_its_reason_and_leaves_the_model_fail
 DEADLINE = {"X-Request-Timeout-Ms": "60000"}
 
 
-@pytest.fixture(scope="module")
-def killed(quick_models):
-    with start_node(**quick_models) as running:
-        yield running
-
-
 @pytest.mark.parametrize("victim", [WRITER, EMBEDDER])
 async def test_all_that_had_no_first_token_are_answered_after_a_kill(killed, http, victim):
     # More than 5 s: the engine loads a second time.
@@ -343,3 +345,8 @@ async def test_all_that_had_no_first_token_are_answered_after_a_kill(killed, htt
     assert outcomes == {("/v1/chat/completions", 200, b""): 40, ("/v1/embeddings", 200, b""): 20}
     health = await asyncio.to_thread(killed.wait_for, lambda body: body["status"] == "ready")
     assert not any(model["in_flight"] for model in health["models"])
+
+
+def test_kill_9_of_a_node_that_serves_leaves_no_process_and_no_file(killed, temporary):
+    """The last one: no node is left."""
+    kill_9(killed, temporary)

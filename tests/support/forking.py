@@ -3,7 +3,7 @@
 What a start by `python -m worker_node` proves has its own tests: they use `tests.support.nodes.started`.
 """
 
-import atexit
+import contextlib
 import functools
 import gc
 import importlib
@@ -57,7 +57,8 @@ def fork_node(arguments, env):
     """A process that runs `npu-node` with these arguments; its `stdout` is read as text."""
     (out, stdout), (ended, keeper) = os.pipe(), os.pipe()
     request = json.dumps({"arguments": arguments, "env": env, "directory": str(Path.cwd())}).encode()
-    socket.send_fds(_forking_process(), [request], [stdout, keeper, sys.stderr.fileno()])
+    requests, _ = _forking_process()
+    socket.send_fds(requests, [request], [stdout, keeper, sys.stderr.fileno()])
     for given in (stdout, keeper):
         os.close(given)
     ended = os.fdopen(ended)
@@ -66,31 +67,35 @@ def fork_node(arguments, env):
 
 @functools.cache
 def _forking_process():
-    """The socket that takes requests; the process at its other end ends when this one does."""
+    """The socket that takes requests, and the process at its other end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST_REQUEST)
     command = [sys.executable, "-m", "tests.support.forking", str(theirs.fileno())]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
     theirs.close()
+    return ours, process
 
-    @atexit.register
-    def end():
-        ours.close()
+
+def end():
+    """End the forking process, if there is one, after its nodes: their CPU time then counts as that of this process."""
+    if _forking_process.cache_info().currsize:
+        requests, process = _forking_process()
+        requests.close()
         process.wait()
-
-    return ours
 
 
 def _serve(requests):
     """Fork a node for each request, and a keeper of it that tells when it ended. Returns in each node."""
     while True:
         content, files, *_ = socket.recv_fds(requests, _LONGEST_REQUEST, 3)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG if content else 0)[0]:
+                pass
         if not content:
             os._exit(0)
         if os.fork() == 0:
             requests.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return _keep(json.loads(content), *files)
         for file in files:
             os.close(file)
@@ -130,5 +135,4 @@ if __name__ == "__main__":
     for name in _IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # forked processes share what they never collect
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no waiting for
     sys.exit(main(_serve(socket.socket(fileno=int(sys.argv[1])))))

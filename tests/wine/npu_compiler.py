@@ -101,9 +101,9 @@ def chat(
     )
 
 
-def speech(said: str, on: Sequence[str] = LATER, **options: Any) -> Row:
+def speech(said: str, **options: Any) -> Row:
     """All parts: a node sets no NPUW, but then nothing is compiled after the encoder, since no device is here."""
-    return Row(f"speech, NPU_USE_NPUW{said}", SPEECH, options, {"NPU_USE_NPUW": "YES"}, platforms=tuple(on))
+    return Row(f"speech, NPU_USE_NPUW{said}", SPEECH, options, {"NPU_USE_NPUW": "YES"}, platforms=LATER)
 
 
 ROWS = (
@@ -114,6 +114,7 @@ ROWS = (
     embeddings(128, platforms=LUNAR),
     embeddings(256, small=True),
     embeddings(256, ", one run at a time", options={"infer_requests": 1}),
+    embeddings(256, ", 64 texts in a run", options={"npu_batch_size": 64}, limit_s=100, platforms=LUNAR),
     embeddings(256, ", npu-node compile", exported=True, platforms=LUNAR),
     Row("rerank, 128 tokens", RERANKER, {"npu_buckets": [128]}, platforms=LUNAR),
     Row("rerank, 512 tokens", RERANKER, {"npu_buckets": [512]}, small=True),
@@ -127,12 +128,12 @@ ROWS = (
     chat(1024, generate_hint="BEST_PERF"),
     chat(2048, on=["3720", "4000"]),
     # Prompts above 2,048 tokens have pyramid attention where nothing is set.
-    chat(4096, on=LATER),
-    chat(4096, limit_s=100, prefill_attention_hint="STATIC"),
-    chat(8192, limit_s=900, on=["5010"]),
+    chat(4096, on=PLATFORMS),
+    chat(4096, limit_s=100, on=LATER, prefill_attention_hint="STATIC"),
+    chat(8192, limit_s=900, on=["5010", "5020"]),
     Row("speech, encoder", SPEECH),
     speech(""),
-    speech(", word_timestamps", ["4000", "5010"], word_timestamps=True),
+    speech(", word_timestamps", word_timestamps=True),
     Row("vision", VISION, {"max_prompt_len": 1024}, platforms=("3720", "4000")),
 )
 

@@ -527,10 +527,8 @@ _OF_KIND: Mapping[str, Sequence[_Planned]] = {
     ),
     "rerank": (_Planned("agreement with the CPU", Certification.order, (2, 13, 36)),),
     "transcription": (_Planned("two recordings in turn", Certification.recordings, (3, 7)),),
-    "vision": (
-        _Planned("images in turn", Certification.images, (12,)),
-        _Planned("structured output", Certification.structured_output),
-    ),
+    # No structured output: vision models refuse it.
+    "vision": (_Planned("images in turn", Certification.images, (12,)),),
 }
 _LAST = (
     _Planned("busy counter", Certification.busy_counter, (18, 20)),
@@ -541,6 +539,7 @@ _LAST = (
     _Planned("suspend and resume", Certification.suspend, (19,)),
     _Planned("endurance", Certification.endurance),
 )
+KINDS = frozenset(_OF_KIND)
 CHECKS = {"doctor", "load"} | {planned.name for each in (_FIRST, *_OF_KIND.values(), _LAST) for planned in each}
 
 

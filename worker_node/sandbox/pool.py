@@ -196,7 +196,7 @@ class PreparationPool:
         try:
             process = self._own.process = _Process(self._limits.memory_bytes, self._modules)
         except OSError as error:
-            raise EngineUnavailable(f"a preparation process could not be started: {error.strerror}") from error
+            raise EngineUnavailable(f"a preparation process could not be started: {error.strerror or error}") from error
         self._processes.add(process)
         return process
 

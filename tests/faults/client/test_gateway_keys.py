@@ -8,6 +8,7 @@ from functools import partial
 
 import aiohttp
 import pytest
+import redis
 from aiohttp import web
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
@@ -33,6 +34,7 @@ from tests.faults.client.gateways import (
     streaming,
 )
 from tests.faults.scripted_node import answering
+from tests.support.gateway import started_store
 
 
 async def test_requests_are_served_while_another_process_locks_the_file(scripted, tmp_path):
@@ -148,6 +150,17 @@ async def test_no_request_waits_for_a_store_of_limits_that_hangs_but_the_one_tha
     await limits.admit(team)
     with pytest.raises(Problem):
         await limits.admit(team)
+
+
+async def test_a_gateway_that_ends_leaves_no_connection_to_its_store(scripted, tmp_path):
+    (key,) = made_keys(tmp_path / "keys.db", "team", requests=9)
+    with started_store() as (url, _), contextlib.closing(redis.Redis.from_url(url)) as watcher:
+        async with gateway(scripted, keys=tmp_path / "keys.db", store=url) as http:
+            assert (await asked(http, key)).status == 200
+            assert len(watcher.client_list()) > 1
+        async with asyncio.timeout(20):
+            while len(watcher.client_list()) > 1:
+                await asyncio.sleep(0.02)
 
 
 async def until_counted(http, key, tokens):

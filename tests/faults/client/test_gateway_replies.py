@@ -2,6 +2,7 @@
 
 Of two nodes the one that is asked first sends something else; the other one's reply is the caller's."""
 
+import asyncio
 import base64
 import json
 import math
@@ -14,8 +15,9 @@ from aiohttp import web
 import backend_client
 from backend_client import ClientOptions, NPUClient
 from backend_client.http.routes import ROUTES
+from backend_client.options import RetryOptions, Timeouts
 from backend_client.testing.node import EMBEDDER, LISTENER, RERANKER, WRITER, route_headers
-from tests.faults.client.gateways import gateway
+from tests.faults.client.gateways import EVENTS, LINES, gateway, streaming
 
 HI = [{"role": "user", "content": "Hi"}]
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2}
@@ -205,24 +207,42 @@ STREAMS = {
 }
 
 
+def encoded(lines, *events):
+    texts = ["[DONE]" if event is None else json.dumps(event) for event in events]
+    return "".join(f"{text}\n" if lines else f"data: {text}\n\n" for text in texts).encode()
+
+
 @pytest.mark.parametrize("path", STREAMS)
 async def test_a_stream_that_answers_another_request_is_another_nodes(nodes, path):
     events, wrong = STREAMS[path]
     lines = path.startswith("/api/")
-    kinds = ["application/x-ndjson", "text/event-stream"]
-    kind, other = kinds if lines else kinds[::-1]
-
-    def encoded(*events):
-        texts = ["[DONE]" if event is None else json.dumps(event) for event in events]
-        return "".join(f"{text}\n" if lines else f"data: {text}\n\n" for text in texts).encode()
-
-    good = kind, encoded(*events)
+    kind, other = (LINES, EVENTS) if lines else (EVENTS, LINES)
+    good = kind, encoded(lines, *events)
     async with gateway(*nodes, client=LENIENT) as http:
-        for bad in [(other, good[1]), *((kind, encoded(event)) for event in wrong)]:
+        for bad in [(other, good[1]), *((kind, encoded(lines, event)) for event in wrong)]:
             first_then(nodes, path, bad, good)
             async with http.post(path, **sent(path, {**ROWS[path][0], "stream": True})) as reply:
                 assert (reply.status, await reply.read()) == (200, good[1]), bad
                 assert reply.headers["X-NPU-Gateway-Attempts"] == "2", bad
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions"])
+async def test_only_a_stream_that_has_comments_must_not_fall_silent(scripted, path):
+    """Lines have none: a long prompt, or a call of a tool that is held back, is silence."""
+    events, _ = STREAMS[path]
+    lines = path.startswith("/api/")
+
+    async def silence():
+        await asyncio.sleep(0.6)
+
+    parts = [silence, *(encoded(lines, event) for event in events)]
+    scripted.respond = streaming(*parts[:2], silence, *parts[2:], kind=LINES if lines else EVENTS)
+    client = {"options": ClientOptions(timeouts=Timeouts(idle=0.2), retry=RetryOptions(attempts=1))}
+    async with gateway(scripted, client=client) as http:
+        reply = await http.post(path, **sent(path, {**ROWS[path][0], "stream": True}))
+        assert reply.status == (200 if lines else 503)
+        if lines:
+            assert await reply.read() == encoded(lines, *events)
 
 
 async def test_what_a_node_says_of_other_things_than_its_reply_is_not_handed_on(scripted):

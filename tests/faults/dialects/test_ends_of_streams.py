@@ -1,17 +1,58 @@
-"""Streams that end early for other reasons than their readers: half-closed connections, an engine that dies."""
+"""Streams whose engine dies (with real engines: tests/real/test_dashboard.py); connections closed in one direction."""
 
 import asyncio
-import json
 
-import psutil
 import pytest
 
-from tests.faults.dialects.streams import MODEL, ROUTES, at_rest, body_of, connect, raw_request
-from tests.support.nodes import start_node
+from tests.faults.dialects.streams import ROUTES, at_rest, connect, raw_request
+from tests.support.application import application
+from tests.support.writing import WRITER, WritingEngine, writing_models
+from worker_node.core.errors import EngineDied
 
-pytestmark = pytest.mark.real
+CALL = '<tool_call>[{"name": "go", "arguments": {"to": 1}}]</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}}]
+TURNS = [{"role": "user", "content": "Go."}]
+OPENAI, OLLAMA = "/v1/chat/completions", "/api/chat"
 
 
+class DyingEngine(WritingEngine):
+    """Dies once, before the last token of an answer."""
+
+    died = False
+
+    async def generate(self, job):
+        async for delta in super().generate(job):
+            if delta.finish and not self.died:
+                self.died = True
+                raise EngineDied("the engine process ended")
+            yield delta
+
+
+@pytest.mark.parametrize(
+    ("route", "more", "text", "answered"),
+    [
+        # Ollama's frame of a call has all of it: none was sent.
+        (OLLAMA, {"tools": TOOLS}, CALL, True),
+        (OLLAMA, {}, "One two three.", False),
+        (OPENAI, {"tools": TOOLS}, CALL, False),
+        (OPENAI, {"n": 2}, "One two three.", False),
+    ],
+)
+async def test_a_stream_is_run_again_after_its_engines_death_only_if_no_part_was_sent(
+    store, route, more, text, answered
+):
+    engine = DyingEngine(text)
+    async with application(writing_models(store, engine)) as (client, _):
+        body = {"model": WRITER, "messages": TURNS, "stream": True} | more
+        async with client.post(route, json=body) as reply:
+            assert reply.status == 200
+            frames = await reply.text()
+    assert ("the engine process ended" in frames) is not answered
+    assert frames.count('"name":"go"') == ("tools" in more)
+    assert len(engine.jobs) == more.get("n", 1) + answered
+
+
+@pytest.mark.real
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("route", ROUTES)
 async def test_a_half_closed_connection_is_answered_or_dropped(http, node, route, stream):
@@ -23,36 +64,3 @@ async def test_a_half_closed_connection_is_answered_or_dropped(http, node, route
     writer.close()
     assert answer == b"" or answer.startswith(b"HTTP/1.1 200")
     await at_rest(http, node)
-
-
-def last_event(route, text):
-    line = text.strip().splitlines()[-1]
-    return json.loads(line if route.startswith("/api/") else line.removeprefix("data: "))
-
-
-@pytest.mark.usefixtures("store")
-async def test_an_engine_that_dies_ends_every_stream_with_an_error_and_no_done(http):
-    # A node of its own starts, since its engine is killed; on whole weights, whose answers do not end.
-    async def read(node, route, begun):
-        async with http.post(node.url + route, json=body_of(route)) as reply:
-            first = await reply.content.readline()
-            begun.set()
-            return first.decode() + await reply.text()
-
-    with start_node(NPU_NODE_MODELS=json.dumps([{"name": MODEL}])) as node:
-        begun = {route: asyncio.Event() for route in ROUTES}
-        reading = [asyncio.create_task(read(node, route, begun[route])) for route in ROUTES]
-        for event in begun.values():
-            await event.wait()
-        psutil.Process(node.engine_pids()[MODEL]).kill()
-        texts = dict(zip(ROUTES, await asyncio.gather(*reading), strict=True))
-        for route, text in texts.items():
-            last = last_event(route, text)
-            if route == "/v1/responses":
-                assert last["type"] == "error"
-                assert "response.completed" not in text
-                continue
-            assert set(last) == {"error"}
-            assert isinstance(last["error"], str) == route.startswith("/api/")
-            assert "[DONE]" not in text
-            assert '"done":true' not in text

@@ -157,6 +157,15 @@ async def test_reloads_whose_callers_left_run_one_after_the_other_and_the_last_f
 
 
 @in_world()
+async def test_a_reload_sets_the_order_of_models_and_so_their_default(world, tmp_path):
+    for order in (["always", "second"], ["second", "always"]):
+        world.write({name: {} for name in order})
+        await world.reloader.reload()
+        assert [model.id for model in world.manager.models] == order
+        assert world.manager.names.default("generation").id == order[0]
+
+
+@in_world()
 async def test_every_setting_is_applied_or_named(world, tmp_path, caplog):
     """Whichever setting a file changes, its name is in the report, and followers get what holds from now on."""
     values = {

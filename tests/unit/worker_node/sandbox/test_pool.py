@@ -54,6 +54,15 @@ async def test_a_call_over_a_bound_is_refused_and_the_next_one_runs(pool, functi
     assert await run(pool, prepared.echo, 1) == 1
 
 
+async def test_a_process_that_does_not_start_is_told_with_the_reason(pool, monkeypatch):
+    def start_module(*_):
+        raise ConnectionError("it ended with status 1")
+
+    monkeypatch.setattr("worker_node.sandbox.pool.start_module", start_module)
+    with pytest.raises(EngineUnavailable, match="could not be started: it ended with status 1"):
+        await run(pool, prepared.echo, 1)
+
+
 async def test_a_bug_is_an_internal_error_and_its_text_is_not_logged(pool, caplog):
     with pytest.raises(InternalError):
         await run(pool, prepared.fail, "secret text")
