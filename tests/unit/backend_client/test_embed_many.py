@@ -135,6 +135,26 @@ async def test_a_stream_of_batches_has_one_space():
     assert seen == ["s", "s"]
 
 
+async def test_a_stream_whose_first_batch_is_late_has_no_more_than_its_window_in_memory():
+    begun, late = 0, asyncio.Event()
+
+    async def embed(texts):
+        nonlocal begun
+        begun += 1
+        if begun == 1:
+            await late.wait()
+        return part(len(texts))
+
+    batches = embed_windowed(["x"] * 40, embed, options=OPTIONS, window=4, calls=OpenCalls())
+    first = asyncio.create_task(anext(batches))
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert begun == 4
+    late.set()
+    assert len((await first).vectors) == 2
+    await batches.aclose()
+
+
 @pytest.mark.parametrize(("make", "stop"), [(list, 10), (iter, 2)])
 async def test_texts_that_are_unread_at_the_deadline_are_one_failure(make, stop):
     now = 0.0
