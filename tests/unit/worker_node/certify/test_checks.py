@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker_node.certify import run
+from worker_node.certify import inputs, run
 from worker_node.certify.checks import QUICK, Certification, Failed
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
@@ -33,6 +33,30 @@ def test_documents_in_another_order_than_the_cpus_fail_the_agreement():
 def test_other_scores_in_the_cpus_order_agree():
     detail, _ = order(lambda place: place * 7)
     assert "as the CPU does" in detail
+
+
+def test_a_length_whose_second_prompt_is_answered_wrongly_is_over_the_limit():
+    right, wrong = 1, 2
+    window = 400
+    shorter = max(length for length in inputs.lengths(window, QUICK.prompts) if length < window)
+
+    def tokenize(text):
+        return list(text.encode())
+
+    def complete(prompt, count, *, logprobs):
+        """The device answers rightly to the first prompt of each length below the window, and to short ones."""
+        first = len(prompt) < window and prompt == inputs.prompt(len(prompt), 0, tokenize)
+        return [right if first or len(prompt) <= shorter else wrong] * count, []
+
+    engine = ENGINE | {"prompt_limit": window, "total_limit": 1024}
+    node = SimpleNamespace(
+        model=lambda: {"kind": "generation", "engines": [engine]}, tokenize=tokenize, complete=complete
+    )
+    cpu = SimpleNamespace(continuation=lambda _prompt: [([right, wrong], [0.0, -9.0])] * 4)
+    examined = Certification(node, cpu, QUICK, lambda _text: None)
+    examined.answers()
+    examined.largest_prompt()
+    assert examined.limit == shorter
 
 
 def test_a_model_of_a_kind_without_checks_is_refused(monkeypatch):
