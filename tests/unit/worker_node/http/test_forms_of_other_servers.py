@@ -3,6 +3,7 @@
 The engine is scripted: what it is given is the prompt and the grammar.
 """
 
+import asyncio
 import json
 
 import ollama
@@ -13,6 +14,7 @@ from tests.support.events import sse
 from tests.support.recogniser import Recogniser
 from tests.support.task_models import HEARER, RANKER, hearer, placement, ranker
 from tests.support.writing import EMBEDDER, WRITER
+from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.tasks.generate.messages import Sampling
 
 CHAT, COMPLETIONS, OLLAMA = "/v1/chat/completions", "/v1/completions", "/api/chat"
@@ -277,6 +279,22 @@ async def test_ollamas_answers_have_log_probabilities_in_its_clients_form(client
     assert (reply.headers["X-NPU-Node-Ignored"], "logprobs" in whole) == ("top_logprobs", False)
     reply, whole = await post(client, path, stream=False, logprobs=True, top_logprobs=21)
     assert reply.status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(OLLAMA, {"stream": False}), ("/api/embed", {"model": EMBEDDER, "input": "x"})]
+)
+async def test_ollamas_load_duration_is_the_wait_for_the_model_in_nanoseconds(client, engine, path, body):
+    ready = engine.status
+
+    async def next_change():
+        await asyncio.sleep(0.05)
+        engine.status = ready
+
+    engine.next_change, engine.status = next_change, EngineStatus(EngineState.STARTING, "scripted")
+    reply, told = await post(client, path, **body)
+    assert reply.status == 200, told
+    assert 40_000_000 <= told["load_duration"] <= told["total_duration"]
 
 
 async def test_ollamas_own_example_of_options_is_taken_and_what_has_no_effect_is_named(client):
