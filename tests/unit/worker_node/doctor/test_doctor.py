@@ -246,7 +246,7 @@ FAULTS = [
     (logging_of("MAPPED_INFERENCE_VERSION is NOT compatible with the ELF"), "firmware-compiler", "modprobe intel_vpu"),
     (logging_of("intel_vpu: ivpu_boot(): Failed to boot the firmware: -110"), "firmware-boot", "ESXi"),
     (with_kernel("5.15.0-91-generic"), "kernel-version", "6.11"),
-    (with_kernel("6.8.0-31-generic"), "kernel-version", "6.11"),
+    (with_kernel("6.10.14-amd64"), "kernel-version", "6.11"),
     (seeing(Probe((), None, "it ended with status -11")), "openvino", "reinstall"),
     (seeing(Probe((DeviceInfo("NPU", {}),), "2026.4.1")), "openvino", "intel-driver-compiler-npu"),
     (seeing(SEES_CPU), "openvino", "first to last"),
@@ -257,6 +257,11 @@ FAULTS = [
 def test_each_fault_is_one_finding_with_its_fix(good, break_it, check, fix):
     break_it(good)
     only(good, check, fix)
+
+
+def test_the_first_kernel_with_a_busy_counter_is_new_enough(good):
+    with_kernel("6.11.0-8-generic")(good)
+    assert "kernel-version" not in good.wrong()
 
 
 def test_a_device_without_a_free_context_is_named_with_the_limits(good):
