@@ -44,7 +44,7 @@ from worker_node.serving.build import (
     configured_models,
     memory_budgets,
 )
-from worker_node.serving.faults import check_faults
+from worker_node.serving.demanded_faults import check_faults
 from worker_node.serving.run import Services, TaskParts
 from worker_node.serving.task import served_task
 from worker_node.settings import NodeSettings
@@ -92,7 +92,7 @@ async def run(
     `on_listening` is called with the node's URL and the node. `source` is where the settings are read again, on SIGHUP
     and when its file changes. Raises ConfigurationError when it cannot start.
     """
-    manager = ServiceManager.from_environment()
+    systemd = ServiceManager.from_environment()
 
     # At the limit, connections could not even be refused.
     needed = settings.max_connections + _OTHER_FILES
@@ -117,9 +117,9 @@ async def run(
                 running = node.state.running
                 return f"{node_status(node)}; {usable} of {len(models)} models serve, {running} requests in flight"
 
-            async with manager.attended(status):
+            async with systemd.attended(status):
                 await stop.wait()
-                manager.stopping()
+                systemd.stopping()
                 await _drain(node)
 
 

@@ -1,4 +1,4 @@
-"""What each team's calls to the cloud cost this month (UTC), counted where all gateways and processes share it."""
+"""What the cloud cost each team with a cap this month (UTC), counted where all gateways and processes share it."""
 
 from __future__ import annotations
 

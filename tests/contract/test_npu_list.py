@@ -2,16 +2,20 @@
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
+from worker_node.devices.blobs import _WITH_WEIGHTS
 from worker_node.devices.energy import REGISTERS
 from worker_node.doctor.drivers import NPUS, known_drivers
+from worker_node.tasks.generate.building import _ONE_CHUNK
 
 ROOT = Path(__file__).parents[2]
 ROLES = ROOT / "ansible" / "roles"
+RULES = ("known_bad.toml", "prompt_limits.toml")
 
 
 def test_docs_have_a_row_for_every_npu_with_its_generation():
@@ -38,6 +42,15 @@ def test_energy_registers_and_drivers_are_of_known_npus():
     names = {name for name, _ in NPUS.values()}
     assert {re.sub(r"-\w$", "", register.processor) for register in REGISTERS.values()} <= names
     assert {row["npu"] for row in known_drivers()["first"]} <= names
+
+
+def test_rules_about_models_are_of_architectures_of_known_generations():
+    tables = [tomllib.loads((ROOT / "worker_node" / "models" / name).read_text(encoding="utf-8")) for name in RULES]
+    rows = [row for table in tables for rows in table.values() for row in rows]
+    architectures = {row["architecture"] for row in rows if "architecture" in row} | _WITH_WEIGHTS | _ONE_CHUNK
+    generations = {generation for _, generation in NPUS.values()}
+    assert {f"{architecture[:2]}xx" for architecture in architectures} <= generations
+    assert all(re.fullmatch(r"\d{4}", architecture) for architecture in architectures)
 
 
 def searched(role, step, sysfs):

@@ -85,6 +85,10 @@ class ScriptedEngine:
         self.pid = None
         self._set(state)
 
+    async def run(self, job, result):
+        """Answer at once."""
+        yield result(id=job.id)
+
     async def settled(self):
         while self.state is EngineState.STARTING:
             await self.next_change()
@@ -111,7 +115,7 @@ def scripted_model(name, engines, clock, *, pinned=False, estimate=None, idle_un
         Placement(
             Device(engine.device),
             engine,
-            Admission(name, AdmissionLimits(8)),
+            Admission(name, AdmissionLimits(8), clock=clock),
             1000,
             1000,
             eager=pinned and index == 0,

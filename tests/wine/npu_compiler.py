@@ -129,7 +129,7 @@ ROWS = (
     chat(2048, on=["3720", "4000"]),
     # Prompts above 2,048 tokens have pyramid attention where nothing is set.
     chat(4096, on=PLATFORMS),
-    chat(4096, limit_s=100, prefill_attention_hint="STATIC"),
+    chat(4096, limit_s=100, on=LATER, prefill_attention_hint="STATIC"),
     chat(8192, limit_s=900, on=["5010", "5020"]),
     Row("speech, encoder", SPEECH),
     speech(""),

@@ -539,6 +539,7 @@ _LAST = (
     _Planned("suspend and resume", Certification.suspend, (19,)),
     _Planned("endurance", Certification.endurance),
 )
+KINDS = frozenset(_OF_KIND)
 CHECKS = {"doctor", "load"} | {planned.name for each in (_FIRST, *_OF_KIND.values(), _LAST) for planned in each}
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from worker_node import __version__
-from worker_node.certify.checks import CHECKS, Certification, Plan
+from worker_node.certify.checks import CHECKS, KINDS, Certification, Plan
 from worker_node.certify.nodes import CallFailed, RunningNode
 from worker_node.certify.predictions import predictions_for
 from worker_node.certify.reference import Reference, read_reference, shipped_reference
@@ -35,7 +35,7 @@ from worker_node.models.passports import (
 )
 from worker_node.models.store import ModelStore
 from worker_node.serving.build import identity_of, installed_model, known_problem
-from worker_node.serving.faults import faults_of
+from worker_node.serving.demanded_faults import faults_of
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 
 _DOCTOR_FACTS = (15, 17, 18, 20, 21, 22, 23)
@@ -55,7 +55,7 @@ class Run:
 
 
 def certify(run: Run, say: Callable[[str], None]) -> Passport:
-    """The passport, not signed yet. Raises ConfigurationError for a model that is not installed."""
+    """The passport, not signed yet. Raises ConfigurationError for a model that is not installed, or not of `KINDS`."""
     if unknown := run.plan.only - CHECKS:
         raise ConfigurationError(
             f"--check must be one of {', '.join(sorted(CHECKS))}; got {', '.join(sorted(unknown))}"
@@ -128,6 +128,11 @@ def make_reference(run: Run, path: Path, say: Callable[[str], None]) -> None:
 
 def _identified(run: Run) -> tuple[InstalledModel, Identity]:
     installed = installed_model(run.wanted, ModelStore(run.settings.model_store), run.settings)
+    if installed.kind not in KINDS:
+        raise ConfigurationError(
+            f"{installed.id} cannot be certified: there are no checks of {installed.kind} models, only of "
+            f"{', '.join(sorted(KINDS))}; name the models to certify"
+        )
     return installed, identity_of(installed, run.wanted, run.device, run.probe, run.settings)
 
 

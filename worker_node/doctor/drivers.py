@@ -11,7 +11,8 @@ from typing import Any
 from worker_node.devices.npu import RELOAD_DRIVER, version_in
 from worker_node.doctor.machine import ExaminedMachine, Finding, ok, warning
 
-# Name and generation by PCI device id: the one list of NPUs. A test compares roles and docs with it.
+# Name and generation by PCI device id: the one list of ids. Rules about models know an NPU by the architecture that
+# OpenVINO reports, as 3720. A test compares roles, docs and these architectures with it.
 NPUS = {
     "7d1d": ("Meteor Lake", "37xx"),
     "ad1d": ("Arrow Lake", "37xx"),

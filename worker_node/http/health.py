@@ -19,7 +19,7 @@ from worker_node.http.routes import JSON, ApiOperation
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.node import Node
-from worker_node.serving.faults import read_faults
+from worker_node.serving.demanded_faults import read_faults
 
 STATUSES = ("ready", "degraded", "starting", "draining", "failed")
 _SERVING = frozenset({"ready", "degraded"})

@@ -22,7 +22,7 @@ from worker_node.manager.manager import ModelManager
 from worker_node.manager.placement import ExcludedPlacement, Placement
 from worker_node.models.passports import State
 from worker_node.node import Node
-from worker_node.serving.faults import read_faults
+from worker_node.serving.demanded_faults import read_faults
 
 # `GrowthLimits.replacement`; all are shown, so that the first of a kind is seen as an increase.
 _RECYCLE_FORMS = ("idle", "forced")

@@ -106,6 +106,8 @@ class Placement:
     loading_since: float | None = None
     load_s: float | None = None
     ready_at: float = 0.0
+    # When the last request left its engine.
+    used_at: float = 0.0
     loads: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 

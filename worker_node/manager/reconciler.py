@@ -189,7 +189,7 @@ class Reconciler:
             pool=placement.pool,
             memory=0 if placement.state.given_up else held,
             state=state,
-            last_use=max(model.activity.idle_since or 0.0, placement.ready_at),
+            last_use=max(placement.used_at, placement.ready_at),
             wanted_since=None if placement.request is None else placement.request.since,
             busy=model.may_need(placement),
             pinned=placement.pinned,

@@ -53,7 +53,7 @@ from worker_node.models.passports import NOT_CERTIFIED, Identity, PassportStore,
 from worker_node.models.store import ModelStore, apparent_kind, open_directory
 from worker_node.registry import tasks
 from worker_node.scheduling.admission import Admission
-from worker_node.serving.faults import faults_of, faulty
+from worker_node.serving.demanded_faults import faults_of, faulty
 from worker_node.serving.task import EnginePlan, ServedTask, Target, served_task
 from worker_node.settings import ModelSettings, NodeSettings, PlacementSettings
 from worker_node.settings.model import VectorOptions

@@ -124,7 +124,7 @@ class Execution:
         self.route = selection.route
         # Whether an attempt has ended without an error.
         self.done = False
-        # Whether a part of the answer was sent: then no retry can take it back.
+        # Whether a part of the answer was sent, or surely will be: then no retry can take it back.
         self.sent = False
         # Whether the request stays on its device from now on, because a header names it.
         self.pinned = False
@@ -194,8 +194,11 @@ class Execution:
                     if waited:
                         self._refuse(key)  # another of its kind may have had its turn before
                     recoveries = engine.recoveries
-                    async with aclosing(engine.run(job, result)) as results:
-                        yield results
+                    try:
+                        async with aclosing(engine.run(job, result)) as results:
+                            yield results
+                    finally:
+                        placement.used_at = placement.clock()
                     if engine.recoveries != recoveries:
                         raise EngineDied(
                             f"{self._demand.model} on {placement.device}: the kernel recovered the device while the "

@@ -55,8 +55,9 @@ async def test_a_body_goes_to_the_node_and_its_reply_comes_back_byte_for_byte(sc
     scripted.respond = respond
     sent = b'{ "model" : "fake-writer",\n "messages":[{"role":"user","content":"\\u0048i"}], "odd": 1.50 }'
     headers = {"Authorization": "Bearer theirs", "Cookie": "a=b", "X-Priority": "batch", "X-NPU-Restart-Wait-Ms": "9"}
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
     async with gateway(scripted) as http:
-        reply = await http.post(CHAT_PATH, data=sent, headers={**headers, "X-Request-ID": "mine"})
+        reply = await http.post(CHAT_PATH, data=sent, headers={**headers, **trace, "X-Request-ID": "mine"})
         assert reply.status == 200
         assert await reply.read() == WHOLE
         assert (reply.headers["X-NPU-Gateway-Source"], reply.headers["X-NPU-Gateway-Node"]) == ("node", scripted.url)
@@ -66,6 +67,7 @@ async def test_a_body_goes_to_the_node_and_its_reply_comes_back_byte_for_byte(sc
     assert (given["X-Priority"], given["X-Request-ID"]) == ("batch", "mine")
     assert not {"Cookie", "X-NPU-Restart-Wait-Ms"} & given.keys()
     assert given["Authorization"] == "Bearer shared-key"
+    assert trace.items() <= given.items()
 
 
 async def test_a_stream_comes_as_the_node_sends_it(scripted):

@@ -1,6 +1,8 @@
 """Engines that answer garbage, and engines that are loaded and unloaded on demand: scripted, in real processes."""
 
 import asyncio
+import os
+import signal
 
 import psutil
 import pytest
@@ -41,6 +43,19 @@ async def test_a_device_that_goes_wrong_later_is_found_when_idle():
         assert not psutil.pid_exists(first.pid)
         with pytest.raises(EngineUnavailable, match="its known question was answered wrongly"):
             await collect(engine, *QUESTION)
+
+
+async def test_an_engine_that_dies_in_the_load_after_a_quarantine_is_quarantined_again(tmp_path):
+    order = tmp_path / "order"
+    order.write_text("")
+    limits = EngineLimits(canary_interval_s=0.05, restart=RestartLimits(crash_window_s=0.001, quarantine_s=0.05))
+    async with running(canary, limits=limits, garbage_after=2, on_load=str(order)) as engine:
+        await until(engine, EngineState.READY)
+        order.write_text("wait")
+        await eventually(lambda: engine.status.restarts == 1 and engine.status.pid)
+        os.kill(engine.status.pid, signal.SIGSEGV)
+        await eventually(lambda: engine.status.restarts == 2)
+        assert "it crashed again after a quarantine" in engine.status.reason
 
 
 async def test_a_busy_engine_is_not_examined():

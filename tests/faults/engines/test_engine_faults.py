@@ -20,6 +20,7 @@ from worker_node.core.errors import EngineDied, EngineUnavailable, Retryable
 from worker_node.core.operating_system import start_module
 from worker_node.core.types import Device, ModelKind
 from worker_node.encoders.jobs import row_job
+from worker_node.engines import process as engine_processes
 from worker_node.engines.process import EngineLimits, EngineProcess
 from worker_node.engines.protocol import EngineSpec, EngineState
 from worker_node.engines.restart import GrowthLimits, RestartLimits
@@ -132,6 +133,21 @@ async def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch):
     monkeypatch.setattr(EngineProcess, "spawn", scarce)
     async with running() as engine:
         assert (await until(engine, EngineState.READY)).restarts == 1
+
+
+async def test_an_engine_that_is_stopped_while_its_process_starts_leaves_none(monkeypatch):
+    start, processes, begun = engine_processes.start_module, [], asyncio.Event()
+
+    def noted(module):
+        started, link = start(module)
+        processes.append(started)
+        begun.set()
+        return started, link
+
+    monkeypatch.setattr(engine_processes, "start_module", noted)
+    async with running():
+        await begun.wait()
+    assert [started.poll() is not None for started in processes] == [True]
 
 
 async def test_a_load_that_takes_too_long_is_ended():

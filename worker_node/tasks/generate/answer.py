@@ -453,7 +453,6 @@ class Reader:
                             waiting = False
                             yield ChoiceEvents(self.index, (), 0)
                         if last and self.stream and not answer.complete:
-                            execution.sent = True
                             yield ChoiceEvents(self.index, last, answer.tokens)
             if execution.proof_required:
                 execution.prove(answer.busy)

@@ -178,7 +178,8 @@ def _continuous(given: ContinuousOptions, target: Target) -> EnginePlan:
         prefix_cache_tokens=_prefix_tokens(given, target) if kept is None else kept,
     )
     kept = options.prefix_cache_tokens if options.enable_prefix_caching else 0
-    cache = kv_cache_bytes(installed.path, max(min(limit, _USUAL_TOKENS), kept or 0)) or 0
+    held = max(min(limit, _USUAL_TOKENS), kept or 0)
+    cache = kv_cache_bytes(installed.path, held, given.cache_precision) or 0
     sequences, step_tokens = options.max_num_seqs, options.max_num_batched_tokens
     # GenAI 2026.4.1 puts a beam's blocks of the KV cache under wrong hashes: later prompts that begin with the text of
     # a beam would be given them, and be answered wrong.
@@ -270,13 +271,13 @@ def _with_prefix_cache(given: StatefulOptions, target: Target) -> tuple[Stateful
     blocks = given.prefix_cache_max_num_blocks
     if blocks is None:
         # A power of two: little changes of the memory budget do not make the model be compiled again.
-        blocks = _power_of_two(_affordable_tokens(target) // chunk)
+        token = kv_cache_bytes(target.installed.path, 1)
+        blocks = _power_of_two(_affordable_tokens(target, token) // chunk)
     return replace(given, prefix_cache_max_num_blocks=blocks, plugin_config=config), notes
 
 
-def _affordable_tokens(target: Target) -> int:
-    """How many tokens of earlier prompts are kept where nothing was set."""
-    token = kv_cache_bytes(target.installed.path, 1)
+def _affordable_tokens(target: Target, token: int | None) -> int:
+    """How many tokens of earlier prompts, of `token` bytes each, are kept where nothing was set."""
     if not token or target.memory is None:
         return _PREFIX_TOKENS
     return min(_PREFIX_TOKENS, int(target.memory * _PREFIX_SHARE) // token)
@@ -307,13 +308,13 @@ def prompt_length(given: int, target: Target) -> int:
 
 def _prefix_tokens(given: ContinuousOptions, target: Target) -> int:
     """How many tokens are kept for prompts that begin alike, where nothing was set."""
-    token = kv_cache_bytes(target.installed.path, 1)
+    token = kv_cache_bytes(target.installed.path, 1, given.cache_precision)
     if not token:
         return 0
     if given.cache_size_gb:
         return int(given.cache_size_gb * 2**30 // token)
     # A GPU takes the memory at once, and how much it has left is not known here.
-    return _affordable_tokens(target) if target.device is Device.CPU else 0
+    return _affordable_tokens(target, token) if target.device is Device.CPU else 0
 
 
 def _with_precision(given: ContinuousOptions, target: Target) -> dict[str, Any]:
@@ -326,7 +327,7 @@ def _with_precision(given: ContinuousOptions, target: Target) -> dict[str, Any]:
     properties, kept = given.plugin_config, given.kv_cache_precision
     if target.device is not Device.CPU:
         return properties
-    if "u4" in {kept, properties.get("KV_CACHE_PRECISION")} and not given.cache_size_gb:
+    if given.cache_precision == "u4" and not given.cache_size_gb:
         raise target.wanted.error(
             "kv_cache_precision",
             "a KV cache in u4 must have a fixed size on the CPU, since OpenVINO fails when it grows; set "
@@ -335,11 +336,16 @@ def _with_precision(given: ContinuousOptions, target: Target) -> dict[str, Any]:
     return {"INFERENCE_PRECISION_HINT": kept} | properties if kept in {"f32", "bf16"} else properties
 
 
-_BYTES_PER_VALUE = 2  # the NPU keeps keys and values in f16
+_BITS = {"f32": 32, "u8": 8, "u4": 4}
+# The NPU keeps keys and values in f16, and no other device's own precision takes more.
+_OWN_BITS = 16
 
 
-def kv_cache_bytes(directory: Path, tokens: int) -> int | None:
-    """Bytes for keys and values of `tokens` tokens; None where `config.json` does not tell the model's shape."""
+def kv_cache_bytes(directory: Path, tokens: int, precision: str | None = None) -> int | None:
+    """Bytes for keys and values of `tokens` tokens; None where `config.json` does not tell the model's shape.
+
+    They are in `precision`, None for the device's own; scales are not counted.
+    """
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         heads = int(config["num_attention_heads"])
@@ -348,7 +354,8 @@ def kv_cache_bytes(directory: Path, tokens: int) -> int | None:
         layers = int(config["num_hidden_layers"])
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
         return None
-    return 2 * layers * kv_heads * head_size * _BYTES_PER_VALUE * tokens
+    bits = _BITS.get(precision or "", _OWN_BITS)
+    return 2 * layers * kv_heads * head_size * bits * tokens // 8
 
 
 def _encoded(tokens: Sequence[int]) -> bytes:

@@ -1,4 +1,4 @@
-"""What the prefix cache of a pipeline holds: GenAI does not tell, so the engine counts it from the prompts it gave."""
+"""How much of each prompt hits a pipeline's prefix cache: GenAI does not report it, so the engine counts it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ async def generate(
 ) -> AsyncIterator[Generation]:
     """Run a generation for as long as the block lasts; leaving it early cancels the generation within one token.
 
-    Without `stream` only the end comes, with all of the answer: until then it can be run again.
+    Without `stream` only the end comes, with all of the answer: until then it can be run again. A caller that sends a
+    part of a stream sets `execution.sent`.
     Raises, before the block: ModelNotFound, BadRequest, ContextLengthExceeded, Overloaded, DeadlineExceeded,
     EngineUnavailable, ModelLoading, DeviceUnavailable; while iterating: EngineUnavailable, DeadlineExceeded,
     Overloaded.
@@ -153,6 +154,8 @@ async def _merged(runs: Sequence[Generation]) -> AsyncGenerator[ChoiceEvents, No
     async def forward(run: Generation) -> None:
         try:
             async for events in run.events:
+                # What waits in the queue will be sent.
+                run.execution.sent = True
                 await queue.put(events)
         except Exception as error:  # noqa: BLE001  (raised again below, where the reader is)
             await queue.put(error)

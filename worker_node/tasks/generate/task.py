@@ -62,6 +62,11 @@ class ContinuousOptions(EngineOptions):
         """Whether blocks of earlier prompts are known to stay in the KV cache."""
         return self.enable_prefix_caching and bool(self.prefix_cache_tokens)
 
+    @property
+    def cache_precision(self) -> str | None:
+        """The precision that was set for the KV cache; OpenVINO's own name of the setting overrides the node's."""
+        return self.plugin_config.get("KV_CACHE_PRECISION", self.kv_cache_precision)
+
     def properties(self) -> dict[str, Any]:
         """The properties for OpenVINO's plugin of the device."""
         own: dict[str, Any] = {"KV_CACHE_PRECISION": self.kv_cache_precision, "CACHE_DIR": self.cache_dir}

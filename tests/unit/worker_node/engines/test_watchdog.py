@@ -73,6 +73,13 @@ def test_a_run_that_never_ends_behind_a_beating_loop_is_a_hang():
     assert reason == "hung: a run of 10 tokens has not ended within 31 s"
 
 
+def test_a_loop_that_stops_beating_during_a_run_is_a_hang():
+    liveness = alive()
+    liveness.heard(1.0)
+    liveness.beat((10_000, 0.5), ran=True)
+    assert hung_at(liveness, 1.0) == (pytest.approx(31.0), "hung: no heartbeat for 30 s")
+
+
 def test_a_node_that_was_stopped_reads_what_the_engine_sent_before_it_judges():
     liveness = alive()
     assert liveness.look(0.0)[0] is None

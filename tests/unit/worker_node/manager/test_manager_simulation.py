@@ -37,7 +37,6 @@ class World:
         self.models = [self._model(f"m{number}") for number in range(self.rng.randint(1, 6))]
         self.manager = manager_over(self.models, self.machine, self.clock, self.budget)
         self.working = dict.fromkeys((model.id for model in self.models), 0)
-        self.last_use = dict.fromkeys((model.id for model in self.models), 0.0)
         self.answers = Counter()
         for model in self.models:
             for placement in model.placements:
@@ -120,7 +119,6 @@ class World:
                 assert placement.engine.state is EngineState.READY, "the engine was taken from a request"
             finally:
                 self.working[model.id] -= 1
-                self.last_use[model.id] = self.clock()
             self.answers["served"] += 1
 
     async def wish(self):

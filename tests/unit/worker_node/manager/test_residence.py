@@ -1,6 +1,7 @@
 """How long models stay in memory, who shares a load, and who is refused: the manager over a clock that jumps."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from worker_node.core.types import RequestContext
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.served import ModelState
 from worker_node.serving.routing import Demand, select_placement
+from worker_node.serving.run import Execution
 
 MB = 10**6
 
@@ -41,6 +43,15 @@ class Case:
         context = RequestContext("req_1", self.clock(), self.clock() + seconds, **more)
         with model.activity.working():
             return await select_placement(Demand(model.id, model.placements, 1, 1), context)
+
+    async def serve(self, model, device):
+        demand = Demand(model.id, model.placements, 1, 1, require=device)
+        context = RequestContext("req_1", self.clock(), self.clock() + 60)
+        with model.activity.working():
+            selection = await select_placement(demand, context)
+            with Execution(demand, context, selection).admitted() as execution:
+                async with execution.attempt(SimpleNamespace(id=0), SimpleNamespace) as results:
+                    await anext(results)
 
     async def load(self, model, seconds=60.0):
         placement = model.placements[0]
@@ -103,6 +114,21 @@ async def test_a_model_in_use_or_being_loaded_is_unloaded_afterwards(case):
 
 
 @in_world()
+async def test_a_request_that_comes_just_after_the_decision_to_unload_keeps_the_model(case):
+    model = case.add("m")
+    case.start()
+    await case.load(model)
+    case.manager.unload(model)
+    await asyncio.sleep(0)
+    assert model.placements[0].unloading, "it was decided"
+    with model.activity.working():
+        await asyncio.sleep(100)
+        assert state(model) is EngineState.READY
+    await asyncio.sleep(1)
+    assert state(model) is EngineState.UNLOADED
+
+
+@in_world()
 async def test_waiters_share_a_load_and_each_keeps_its_own_deadline(case):
     model = case.add("m", load_s=10.0)
     case.start()
@@ -131,6 +157,23 @@ async def test_one_load_at_a_time_on_a_device_in_the_order_of_asking(case):
     assert [state(m) for m in (second, elsewhere)] == [EngineState.STARTING] * 2
     await asyncio.gather(*waits)
     assert [name for what, name, *_ in case.machine.events] == ["b", "d", "a", "c"]
+
+
+@pytest.mark.parametrize("used", [0, 1])
+@in_world()
+async def test_of_a_models_placements_the_one_that_requests_used_stays_when_another_model_needs_memory(case, used):
+    case.budget = 250 * MB
+    model, wanted = case.add("m", ("NPU", "CPU"), size=100 * MB), case.add("wanted", size=100 * MB)
+    case.start()
+    for placement in model.placements:
+        placement.request_load(on_request=True)
+        await placement.settled(case.clock() + 60)
+    await asyncio.sleep(1)
+    await case.serve(model, model.placements[used].device)
+    await case.load(wanted)
+    expected = [EngineState.UNLOADED, EngineState.UNLOADED]
+    expected[used] = EngineState.READY
+    assert [state(model, index) for index in (0, 1)] == expected
 
 
 @in_world()

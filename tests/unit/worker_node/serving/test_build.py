@@ -232,6 +232,17 @@ def test_a_passport_holds_whatever_is_computed_ahead(built, tmp_path):
     assert identity_of(built.installed, ahead, Device.NPU, built.machine.probe, settings) == identity
 
 
+def test_a_passport_holds_for_the_properties_with_which_the_device_was_examined(built):
+    def examined_with(on_npu, on_cpu):
+        placements = [{"device": "NPU", "plugin_config": on_npu}, {"device": "CPU", "plugin_config": on_cpu}]
+        wanted = ModelSettings(name="m", placements=placements)
+        return identity_of(built.installed, wanted, Device.NPU, built.machine.probe, built.machine.settings)
+
+    turbo, plain = {"NPU_TURBO": True}, {}
+    assert examined_with(turbo, plain) != examined_with(plain, plain)
+    assert examined_with(plain, {"INFERENCE_NUM_THREADS": 2}) == examined_with(plain, plain)
+
+
 def test_faults_strike_real_devices_only_where_they_are_allowed(built, tmp_path):
     (tmp_path / "faults.toml").write_text("[[fault]]\nkind = 'crash'\n")
     for allowed in (False, True):

@@ -87,6 +87,8 @@ def test_what_an_engine_ignores_is_named():
     [
         (Device.CPU, None, {}, 16_384),
         (Device.CPU, 16 * 46_080 * 5000, {}, 5000),  # a sixteenth of the budget
+        (Device.CPU, 16 * 46_080 * 5000, {"kv_cache_precision": "f32"}, 2500),
+        (Device.CPU, 16 * 46_080 * 2000, {"kv_cache_precision": "u8"}, 4000),
         (Device.CPU, None, {"prefix_cache_tokens": 77}, 77),
         (Device.CPU, 10**9, {"cache_size_gb": 1}, 2**30 // 46_080),
         (Device.GPU, None, {}, 0),

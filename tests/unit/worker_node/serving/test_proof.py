@@ -80,6 +80,7 @@ async def generated(served, request=None, seen=None, **how):
     seen = [] if seen is None else seen
     async with generate(served, request or asked(), **how) as run:
         async for _, events, _ in run.events:
+            run.execution.sent = True
             seen += events
         return run.execution.route, seen
 

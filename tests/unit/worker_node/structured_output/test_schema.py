@@ -108,6 +108,7 @@ CANNOT = [
     ("format", '"a"', {"type": "string", "format": "email", "maxLength": 20}),
     ("patternProperties", "{}", {"type": "object", "patternProperties": {"(?<!x)": {}}}),
     ("minProperties", "{}", {"type": "object", "minProperties": 2}),
+    ("minProperties", '{"a":null}', {"properties": {"a": NULL, "b": NULL}, "minProperties": 2}),
     ("maxProperties", '{"a":null,"b":null}', {"properties": {"a": NULL, "b": NULL}, "maxProperties": 1}),
     ("minItems", "[1]", {"enum": [[1]], "minItems": 3}),
     ("colour", "null", {"type": "null", "colour": "red"}),

@@ -90,6 +90,7 @@ def generation_route(
                         for event in events:
                             frames += renderer.event(event, index, tokens)
                         if frames:
+                            choices.runs[index].execution.sent = True
                             await stream.write(frames)
                 except NodeError as error:
                     note_failure(request, error)

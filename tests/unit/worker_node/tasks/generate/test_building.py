@@ -58,6 +58,8 @@ def test_a_cache_of_a_fixed_size_is_asked_for_and_otherwise_what_ordinary_reques
     cache = 2 * 2 * 64 * 2 * 2048  # keys and values, layers, values a token, bytes, tokens
     grows, fixed = plan(store, enable_prefix_caching=False), plan(store, cache_size_gb=1)
     assert fixed.memory - grows.memory == 2**30 - cache
+    wider = plan(store, enable_prefix_caching=False, plugin_config={"KV_CACHE_PRECISION": "f32"})
+    assert wider.memory - grows.memory == cache
 
 
 # The prefix cache of the NPU.
@@ -203,8 +205,14 @@ def write(directory, **changes):
     return directory
 
 
-def test_keys_and_values_of_every_layer_in_two_bytes(tmp_path):
-    assert kv_cache_bytes(write(tmp_path), 1152) == 2 * 30 * 3 * 64 * 2 * 1152
+@pytest.mark.parametrize(
+    ("precision", "value"), [(None, 2), ("f16", 2), ("bf16", 2), ("f32", 4), ("u8", 1), ("u4", 0.5)]
+)
+def test_keys_and_values_take_the_bytes_of_their_precision(tmp_path, precision, value):
+    assert kv_cache_bytes(write(tmp_path), 1152, precision) == 2 * 30 * 3 * 64 * value * 1152
+
+
+def test_keys_and_values_of_every_layer_and_head(tmp_path):
     assert kv_cache_bytes(write(tmp_path, num_key_value_heads=None), 1) == 2 * 30 * 9 * 64 * 2
     assert kv_cache_bytes(write(tmp_path, head_dim=128), 1) == 2 * 30 * 3 * 128 * 2
 

@@ -9,7 +9,7 @@ from worker_node.core.types import Device
 from worker_node.encoders.jobs import row_job
 from worker_node.engines.child import make_runner
 from worker_node.engines.protocol import DeviceBroken, EngineSpec
-from worker_node.serving.faults import Fault, check_faults, faults_of, faulty, read_faults
+from worker_node.serving.demanded_faults import Fault, check_faults, faults_of, faulty, read_faults
 from worker_node.settings import NodeSettings
 
 
