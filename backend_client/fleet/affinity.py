@@ -6,7 +6,6 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from heapq import nlargest
 from typing import Any
 
 from backend_client.fleet.node import Node
@@ -22,11 +21,11 @@ class Affinity:
     """Sends the requests of a conversation to one node, which has the beginning of its prompt in its prefix cache.
 
     It is the node that was asked last, for the last few thousand conversations.
-    Others get the less loaded of two nodes by rendezvous hashing: all clients of a fleet agree on it,
+    Others get the first node by rendezvous hashing: all clients of a fleet agree on it,
     and when a node comes or goes no conversation of another node moves.
 
-    A node gets no request of a conversation while its work is above 1.25 of the mean,
-    and more than one request: below that, the mean says nothing.
+    A node gets no request of a conversation while its work, as this client sees it,
+    is above 1.25 of the mean and more than one request: below that, the mean says nothing.
 
     `hits` counts requests that went to the node of their conversation,
     `misses` those that went to another one.
@@ -48,9 +47,9 @@ class Affinity:
             url = last
         else:
             free = [url for url, load in loads.items() if load <= most]
-            # Not the first idle one: those that fail every request at once are always idle.
-            two = nlargest(2, free, key=lambda url: blake2b(url.encode(), key=conversation, digest_size=8).digest())
-            url = min(two, key=lambda url: loads[url])
+            # Not the less loaded of the first two: each client sees another load,
+            # and those that fail every request at once are always idle.
+            url = max(free, key=lambda url: blake2b(url.encode(), key=conversation, digest_size=8).digest())
 
         if last is not None and not retry:
             self.hits += url == last

@@ -34,7 +34,8 @@ HOP = "X-NPU-Gateway-Hop"
 _LISTS = ("/api/tags", "/api/ps")
 _SENT_ON = ("x-npu-", "anthropic-", "traceparent", "tracestate", SESSION_HEADER)
 _NOT_SENT_ON = frozenset({
-    "x-npu-require-device", "x-npu-local-only", "x-npu-restart-wait-ms", "x-npu-start-timeout-ms", FAILOVER.lower(),
+    "x-npu-require-device", "x-npu-local-only", "x-npu-restart-wait-ms", "x-npu-start-timeout-ms",
+    "x-npu-engine-deaths", FAILOVER.lower(),
 })  # fmt: skip
 _LOOK_S = 5.0
 _MILLISECONDS = re.compile(r"[0-9]{1,9}")

@@ -33,6 +33,7 @@ _MEANINGS = {
     "context_length_exceeded": "the prompt, or prompt and output together, are longer than the model's context",
     "deadline_exceeded": "the deadline passed on the node; increase `timeout` or send less",
     "draining": "the node is shutting down and takes no new requests",
+    "engine_crashed": "the engine of the model crashed or hung while it ran this request",
     "engine_unavailable": "the engine of the model died, hung, or is not ready yet",
     "forbidden": "the node does not serve this host name or origin; call it by the name or address that it listens on",
     "hub_unreachable": "the node reaches no hub to get the model from",
@@ -89,18 +90,19 @@ _LONGEST_PAUSE_S = 300.0
 
 def status_error(node: str, reply: Reply, model: str | None, dialect: str = "openai") -> NPUError:
     """The error that a reply other than 200 means; it has the reply. `model` is the one that was asked for."""
-    status = reply.status
+    status, body, fields = reply.status, None, None
     try:
-        fields = json.loads(reply.body)["error"]
+        body = json.loads(reply.body)
+        fields = body["error"]
     except (ValueError, RecursionError, KeyError, TypeError):
-        fields = None
+        pass
     if dialect != "openai" and fields is not None and 400 <= status < 500:
         fields = _in_openai_form(status, fields)
     if 400 <= status < 500 and status not in _MEANT_BY_ANYBODY and not _of_a_node(fields):
         why = "without the error body of a node; check the address, and the proxy if there is one"
         error: NPUError = BadReply(f"answered HTTP {status} {why}", node=node, status=status)
     else:
-        error = _error(node, status, reply.headers, fields, model)
+        error = _error(node, status, reply.headers, _described(fields, body), model)
     error.reply = reply
     return error
 
@@ -114,9 +116,14 @@ def _in_openai_form(status: int, fields: Any) -> dict[str, Any]:
 
 def event_error(node: str, data: object, model: str | None) -> NPUError:
     """The error that an `error` event in a stream means; such an event has no status."""
-    fields = data.get("error") if isinstance(data, dict) else None
+    fields = _described(data.get("error") if isinstance(data, dict) else None, data)
     code = fields.get("code") if isinstance(fields, dict) else None
     return _error(node, _STATUS_OF.get(str(code), 503), {}, fields, model)
+
+
+def _described(error: object, beside: object) -> object:
+    """What describes an error: in Ollama's form it is a text, and its code, if it has one, stands `beside` it."""
+    return beside if isinstance(error, str) else error
 
 
 def _error(node: str, status: int, headers: Mapping[str, str], fields: object, model: str | None) -> NPUError:

@@ -49,6 +49,8 @@ _SPREAD = 0.2
 # How often a call that waits for the retry budget, or for a node, looks again.
 _LOOK_FOR_BUDGET_S = 0.1
 _LOOK_FOR_NODE_S = 1.0
+# Others on the first engine may be to blame for its death; on the second it was alone.
+_MOST_DEATHS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,11 @@ class Call:
     failed: NodeError | None = None
     retry: Retry | None = None
 
+    @property
+    def engine_deaths(self) -> int:
+        """How many engines died under it, perhaps because of it; a node runs it alone then."""
+        return sum(attempt.code == "engine_crashed" for attempt in self.attempts)
+
     def headers(self) -> dict[str, str]:
         """The headers of an attempt, but for the type of its content; the remaining time is that of this moment."""
         request = self.request
@@ -97,6 +104,8 @@ class Call:
             headers["X-Priority"] = request.priority
         if not self.may_wait:
             headers["X-NPU-Restart-Wait-Ms"] = "0"
+        if self.engine_deaths:
+            headers["X-NPU-Engine-Deaths"] = str(self.engine_deaths)
         if request.require_device is not None:
             headers["X-NPU-Require-Device"] = request.require_device
         return {**headers, **request.extra_headers, **request.trace}
@@ -151,6 +160,8 @@ class Dispatcher:
     def decide(self, call: Call, error: BaseException) -> Retry | None:
         """Whether another attempt may succeed after this error, and when; None: give up."""
         elsewhere = self.elsewhere(call)
+        if call.engine_deaths >= _MOST_DEATHS:
+            return None
         if isinstance(error, NodeNotServing | AttemptTimeout):
             # On the same node it would wait, and for that there may be the cloud.
             worth_it = elsewhere or self.later(call)
@@ -353,6 +364,9 @@ class Dispatcher:
             return refused
         if isinstance(last, SpaceChanged):
             return VectorSpaceMismatch(what + last.message)
+        if call.engine_deaths >= _MOST_DEATHS:
+            why = "it took down the engines that ran it, twice; do not send it again. The last attempt: "
+            return RequestRejected(why + last.message, node=last.node, status=400, code="request_breaks_engine")
         kind = FleetOverloaded if isinstance(last, NodeOverloaded) else NPUUnavailableError
         return kind(what + last.message, retry_after=last.retry_after)
 

@@ -180,7 +180,7 @@ def _requests(built: Dashboard) -> None:
     text = "HTTP status; cancelled: the caller left before the answer."
     built.with_panel(graph("Outcomes", text, "reqps", (by_status, "{{status}}"), stacked=StackingMode.NORMAL))
     errors = f"sum by (code) (rate(npu_node_request_errors_total{{{_I}}}{_R}))"
-    text = "By error code. overloaded: refused with 429; engine_unavailable and model_loading: 503, sent elsewhere."
+    text = "By error code. overloaded: 429; engine_crashed, engine_unavailable and model_loading: 503, sent elsewhere."
     built.with_panel(graph("Refusals and errors", text, "reqps", (errors, "{{code}}")))
     reasons = f"sum by (model, device, reason) (rate(npu_node_routes_total{{{_I}}}{_R}))"
     text = "Why a request ran where it ran. All but preferred and device_required are fallbacks."

@@ -40,6 +40,7 @@ def test_an_interrupt_while_a_command_is_imported_is_one_line(entry, module):
     assert (done.returncode, done.stderr) == (130, f"npu-{entry}: interrupted\n")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_of_the_demo_is_one_line(quick_models):
     """As a terminal does it: every process of the demo gets the signal."""
     demo = subprocess.Popen(

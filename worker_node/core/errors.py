@@ -171,6 +171,13 @@ class EngineDied(EngineUnavailable):
     """The engine process ended while it held the request, which can be run again."""
 
 
+class EngineCrashed(EngineDied):
+    """The engine crashed or hung while it ran the request, which may be the cause: a client that has seen two of these
+    sends the request to no third engine."""
+
+    code = "engine_crashed"
+
+
 class ModelLoading(Retryable):
     """The model is being loaded and its canary has not passed yet."""
 

@@ -81,7 +81,7 @@ class RequestContext:
     An `interactive` request goes before batch work. A generation needs room for `min_new_tokens` after its prompt. For
     an engine that is started at start-up or after a crash, and for memory, it waits at most `restart_wait_s` seconds
     (None: until its deadline). With `own_proof` the caller holds the NPU that it requires and reads its counter, so no
-    attempt is repeated.
+    attempt is repeated. If engines of other nodes died under it, `engine_deaths`, it runs alone, until one dies here.
     """
 
     request_id: str
@@ -92,6 +92,7 @@ class RequestContext:
     require_device: Device | None = None
     min_new_tokens: int = 1
     restart_wait_s: float | None = None
+    engine_deaths: int = 0
     own_proof: bool = False
 
     def restart_by(self, now: float) -> float:

@@ -24,6 +24,7 @@ import msgspec
 
 from worker_node.core.errors import (
     DeadlineExceeded,
+    EngineCrashed,
     EngineDied,
     EngineUnavailable,
     NodeError,
@@ -377,6 +378,7 @@ class EngineProcess(asyncio.Protocol):
         """Fail every job. Those that the device worked on, or all if none is known, may have caused an unknown end."""
         jobs, left = self._jobs, self._left
         self._jobs, self._left = {}, {}
+        suspects: set[bytes] = set()
         if death.blame is Blame.UNKNOWN:
             held_jobs = jobs | left
             named = [held_jobs[job] for job in self._working if job in held_jobs]
@@ -385,8 +387,10 @@ class EngineProcess(asyncio.Protocol):
             if suspects and self._suspects.died(suspects):
                 death = Death(death.reason, Blame.REQUEST)
         for held in jobs.values():
-            error: NodeError = EngineDied(_LOST.format(self._name, death.reason))
-            if held.suspect and self._suspects and self._suspects.refuses(fingerprint(held.job)):
+            key = fingerprint(held.job) if held.suspect and self._suspects else None
+            kind = EngineCrashed if key in suspects else EngineDied
+            error: NodeError = kind(_LOST.format(self._name, death.reason))
+            if key is not None and self._suspects.refuses(key):
                 error = RequestBreaksEngine(
                     f"{self._name}: the request takes down the engine that runs it ({death.reason}); "
                     "do not send it again"

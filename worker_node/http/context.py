@@ -95,6 +95,7 @@ def request_context(request: web.Request) -> RequestContext:
         require_device=_choice(headers, "X-NPU-Require-Device", Device),
         min_new_tokens=_whole(headers, "X-NPU-Min-New-Tokens", 1) or 1,
         restart_wait_s=None if restart_wait_ms is None else restart_wait_ms / 1000,
+        engine_deaths=_whole(headers, "X-NPU-Engine-Deaths", 0) or 0,
         deadline=deadline_of(request),
         ends=end_of_stream(request),
     )

@@ -11,7 +11,7 @@ import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict
 
-from worker_node.core.errors import ContextLengthExceeded, NodeError, Overloaded
+from worker_node.core.errors import ContextLengthExceeded, EngineCrashed, NodeError, Overloaded
 
 
 def json_response(data: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -161,15 +161,16 @@ def _sdk_response(error: NodeError, body: object, status: int) -> web.Response:
 BUSY = "server busy, please try again. maximum pending requests exceeded"
 
 
-def message(error: NodeError) -> str:
-    """The text of an error; clients know a full queue by its wording."""
-    return BUSY if isinstance(error, Overloaded) else error.message
+def ollama_error(error: NodeError) -> dict[str, str]:
+    """The body of an error. Ollama has no codes, but a fleet's client must count the engines that crashed."""
+    told = {"error": BUSY if isinstance(error, Overloaded) else error.message}
+    return told | {"code": error.code} if isinstance(error, EngineCrashed) else told
 
 
 def ollama_error_response(error: NodeError) -> web.Response:
     """The reply to a request that failed. A full queue is 503 here."""
     status = 503 if isinstance(error, Overloaded) else error.status
-    return json_response({"error": message(error)}, status, retry_headers(error))
+    return json_response(ollama_error(error), status, retry_headers(error))
 
 
 # Anthropic's types of errors by status. What is 503 here is 529 there.

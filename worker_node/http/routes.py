@@ -172,6 +172,7 @@ _HEADERS: Mapping[str, dict[str, Any]] = {
     "X-NPU-Require-Device": {"enum": ["NPU", "GPU", "CPU"]},
     "X-NPU-Min-New-Tokens": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
     "X-NPU-Restart-Wait-Ms": {"type": "integer", "minimum": 0, "maximum": 999_999_999},
+    "X-NPU-Engine-Deaths": {"type": "integer", "minimum": 0, "maximum": 999_999_999},
     "X-Priority": {"enum": ["interactive", "batch"]},
 }
 

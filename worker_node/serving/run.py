@@ -2,8 +2,9 @@
 
 `run_single` does all of it for a job with one result; a stream of results uses `Execution` itself, the only owner of
 retries on the node. When an engine dies before any part of the answer was sent, the request runs on the next placement,
-or on the same engine after its restart, as long as the deadline allows. A request that is suspected of the engine's
-death runs alone, and one that kills an engine while alone on it twice is refused (`engines.isolation`).
+or on the same engine after its restart, as long as the deadline allows. A request that is suspected of an engine's
+death, here or on another node, runs alone, and one that kills an engine while alone on it twice is refused
+(`engines.isolation`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from functools import partial
 from typing import Generic, Protocol, Self, TypeVar, cast
 
 from worker_node.core.errors import (
+    EngineCrashed,
     EngineDied,
     EngineUnavailable,
     InsufficientMemory,
@@ -187,7 +189,7 @@ class Execution:
         try:
             try:
                 self._refuse(key)
-                suspected = bool(suspects) and key() in suspects
+                suspected = self._context.engine_deaths > 0 or (bool(suspects) and key() in suspects)
                 async with placement.isolation.use(self._context.deadline, exclusive=suspected) as waited:
                     if waited:
                         self._refuse(key)  # another of its kind may have had its turn before
@@ -229,8 +231,10 @@ class Execution:
     async def _select_next(self, key: Callable[[], bytes], error: EngineUnavailable) -> None:
         """Select the placement of the next attempt, after the engine died in one or before it; or raise `error`."""
         self._deaths += isinstance(error, EngineDied)
+        # The client sends it nowhere then.
+        broke_two = isinstance(error, EngineCrashed) and self._context.engine_deaths > 0
         # A caller with a proof of its own holds the device, which the canary of the restarted engine needs first.
-        if self._context.own_proof or self._deaths >= MAX_RUNS:
+        if broke_two or self._context.own_proof or self._deaths >= MAX_RUNS:
             raise error
         demand = replace(self._demand, require=self.route.device) if self.pinned else self._demand
         own = self.selection.placement

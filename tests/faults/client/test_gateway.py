@@ -483,6 +483,34 @@ async def test_an_error_event_of_the_node_is_the_streams_last_and_comes_once(scr
         assert text.endswith(failed)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", [CHAT_PATH, "/api/chat"])
+@pytest.mark.parametrize(
+    ("code", "refused", "told"),
+    [("engine_crashed", True, [None, "1"]), ("engine_unavailable", False, [None, None, None])],
+    ids=["crashed", "killed from outside"],
+)
+async def test_a_request_that_crashed_two_engines_goes_to_no_third(pair, scripted, path, stream, code, refused, told):
+    deaths, lines = [], path == "/api/chat"
+    failed = {"error": "it died", "code": code} if lines else {"error": {"message": "it died", "code": code}}
+    frame = json.dumps(failed).encode() + b"\n" if lines else data_event(failed)
+
+    async def respond(request):
+        deaths.append(request.headers.get("X-NPU-Engine-Deaths"))
+        if len(deaths) > 2:
+            return None
+        if stream:
+            return await streaming(frame, kind=LINES if lines else EVENTS)(request)
+        return web.json_response(failed, status=503)
+
+    for node in (*pair, scripted):
+        node.respond = respond
+    async with gateway(*pair, scripted) as http:
+        reply = await http.post(path, json=CHAT | {"stream": stream}, headers={"X-NPU-Engine-Deaths": "0"})
+        assert (reply.status == 400, deaths) == (refused, told)
+        assert ("do not send it again" in await reply.text()) == refused
+
+
 async def test_a_key_for_some_models_is_shown_no_others(scripted, tmp_path):
     keys = made_keys(tmp_path / "keys.db", "bound", models=[WRITER]) + made_keys(tmp_path / "keys.db", "free")
     bound, free = ({"x-api-key": key} for key in keys)

@@ -10,7 +10,7 @@ from tests.faults.engines.rerun_model import holding, serving
 from tests.faults.engines.test_engine_faults import QUICK, until
 from tests.support.scripted_runner import BREAK, LATE, POISON, TAKEN
 from tests.support.waiting import eventually
-from worker_node.core.errors import RequestBreaksEngine
+from worker_node.core.errors import EngineCrashed, EngineDied, RequestBreaksEngine
 from worker_node.core.types import Device
 from worker_node.engines.process import EngineLimits
 from worker_node.engines.protocol import EngineState
@@ -80,3 +80,32 @@ async def test_two_that_break_the_engine_at_once_are_refused_and_the_innocent_an
         status = await until(engine, EngineState.READY)
         assert status.restarts <= 1 + 2 * len(guilty)
         assert model.placements[0].admission.outstanding == 0
+
+
+@pytest.mark.parametrize("by_request", [True, False], ids=["it crashes", "it is killed from outside"])
+async def test_a_caller_who_does_not_wait_hears_whether_the_request_may_have_ended_its_engine(by_request):
+    async with holding() as model:
+        answer = asyncio.create_task(model.answer(POISON if by_request else 1, restart_wait_s=0.0))
+        if by_request:
+            await eventually(lambda: model.engines[0].status.in_flight)
+            model.let_go()
+        else:
+            await model.kill()
+        with pytest.raises(EngineDied) as caught:
+            await answer
+        assert caught.value.code == ("engine_crashed" if by_request else "engine_unavailable")
+
+
+async def test_a_request_under_which_an_engine_of_another_node_died_runs_alone_and_kills_one_engine_here(tmp_path):
+    log = tmp_path / "log"
+    async with holding(log=str(log)) as model:
+        innocent = [asyncio.create_task(model.answer(n, n + 1)) for n in range(1, 4)]
+        await eventually(lambda: model.engines[0].status.in_flight == 3)
+        poisonous = asyncio.create_task(model.answer(POISON, engine_deaths=1))
+        accused = asyncio.create_task(model.answer(7, 8, engine_deaths=1))
+        model.let_go()
+        with pytest.raises(EngineCrashed):
+            await poisonous
+        assert await asyncio.gather(*innocent) == [([n, n + 1], Device.CPU) for n in range(1, 4)]
+        assert await accused == ([7, 8], Device.CPU)
+        assert [line for line in log.read_text().splitlines() if line.startswith("die with")] == ["die with 1"]

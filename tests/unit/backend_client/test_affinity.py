@@ -41,9 +41,10 @@ def first_node(key, urls):
     return Affinity().choose(key, [node(url) for url in urls], CHAT).url
 
 
-@given(numbers, some_urls)
-def test_all_clients_of_a_fleet_agree_on_the_node_of_a_conversation(key, urls):
-    assert first_node(key, urls) == first_node(key, sorted(urls, reverse=True))
+@given(numbers, some_urls, st.sets(st.sampled_from(URLS)))
+def test_all_clients_of_a_fleet_agree_on_the_node_of_a_conversation_whatever_each_has_sent(key, urls, busy):
+    others = [node(url, load=int(url in busy)) for url in sorted(urls, reverse=True)]
+    assert first_node(key, urls) == Affinity().choose(key, others, CHAT).url
 
 
 @given(numbers, some_urls, st.sampled_from(URLS))

@@ -9,7 +9,7 @@ import pytest
 from backend_client import InferenceClient, NPUUnavailableError, StreamInterrupted
 from backend_client.calls import BaseClient
 from backend_client.cloud import Ledger
-from backend_client.errors import DeadlineExceeded, NodeFailed, NodeNotServing
+from backend_client.errors import DeadlineExceeded, NodeFailed, NodeNotServing, RequestRejected
 from backend_client.http.messages import HealthReport
 from backend_client.options import RetryOptions, Timeouts
 from backend_client.results import RawReply, Usage
@@ -487,3 +487,42 @@ async def test_a_stream_that_loses_the_only_engine_is_retried_until_its_first_pa
             await anext(stream)
     else:
         assert [piece async for piece in stream] == ["x"]
+
+
+class Breakable:
+    """Runs what comes within 50 ms together, and each that names the death of an engine alone. "poison" crashes its
+    engine, which is back after 4 s.
+    """
+
+    def __init__(self, node):
+        self.node, self.deaths = node, 0
+        self._together, self._back_at = [], 0.0
+        node.embed = self.answer
+
+    async def answer(self, call):
+        if now() < self._back_at:
+            raise NodeNotServing("no", node=self.node.url, status=503, code="engine_unavailable", retry_after=4.0)
+        texts = [] if "X-NPU-Engine-Deaths" in call.headers else self._together
+        texts.append(call.body)
+        await asyncio.sleep(0.05)
+        if texts is self._together:
+            self._together = []
+        if any(b"poison" in text for text in texts):
+            if now() >= self._back_at:
+                self.deaths += 1
+            self._back_at = now() + 4.0
+            raise NodeNotServing("died", node=self.node.url, status=503, code="engine_crashed", retry_after=4.0)
+        return await self.node.vectors(call)
+
+
+@with_fleet(3, retry=RetryOptions(initial=100))
+async def test_a_request_that_crashed_two_engines_goes_to_no_third_and_those_beside_it_are_answered(nodes, client):
+    breakable = [Breakable(node) for node in nodes]
+    innocent = [asyncio.create_task(client.embed_result(f"text {index}")) for index in range(30)]
+    with pytest.raises(RequestRejected, match="do not send it again") as caught:
+        await client.embed("poison")
+    assert (caught.value.status, caught.value.code) == (400, "request_breaks_engine")
+    assert [attempt.code for attempt in caught.value.attempts] == ["engine_crashed"] * 2
+    assert sum(each.deaths for each in breakable) == 2
+    for result in await asyncio.gather(*innocent):
+        assert result.attempts[-1].outcome == "ok"

@@ -22,16 +22,16 @@ def context(**headers):
 
 
 @pytest.mark.parametrize(
-    ("headers", "interactive", "device"),
+    ("headers", "interactive", "device", "deaths"),
     [
-        ({}, True, None),
-        ({"X_Priority": "Batch ", "X_NPU_Require_Device": "npu"}, False, Device.NPU),
-        ({"X_Priority": "interactive"}, True, None),
+        ({}, True, None, 0),
+        ({"X_Priority": "Batch ", "X_NPU_Require_Device": "npu"}, False, Device.NPU, 0),
+        ({"X_Priority": "interactive", "X_NPU_Engine_Deaths": "1"}, True, None, 1),
     ],
 )
-def test_priority_and_device_are_those_of_the_headers(headers, interactive, device):
+def test_priority_device_and_deaths_are_those_of_the_headers(headers, interactive, device, deaths):
     found = context(**headers)
-    assert (found.interactive, found.require_device) == (interactive, device)
+    assert (found.interactive, found.require_device, found.engine_deaths) == (interactive, device, deaths)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,7 @@ def test_a_stream_ends_when_the_caller_says_and_at_no_default(headers, deadline,
     [
         ({"X_Priority": "urgent"}, BadRequest),
         ({"X_NPU_Require_Device": "TPU"}, BadRequest),
+        ({"X_NPU_Engine_Deaths": "one"}, BadRequest),
         ({"X_Request_Timeout_Ms": "soon"}, BadRequest),
         ({"X_Request_Timeout_Ms": "0"}, DeadlineExceeded),
         ({"X_NPU_Start_Timeout_Ms": "soon"}, BadRequest),

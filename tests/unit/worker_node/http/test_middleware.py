@@ -1,18 +1,22 @@
 """What every request passes: the log, errors, keys that change."""
 
 import asyncio
+import json
 import logging
 import re
 from unittest.mock import MagicMock
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
+from backend_client.http.errors import event_error, status_error
+from backend_client.http.messages import Reply
 from tests.support.application import application
-from worker_node.core.errors import EngineUnavailable, ModelNotFound
+from worker_node.core.errors import EngineCrashed, EngineDied, EngineUnavailable, ModelNotFound
 from worker_node.http.context import NODE
 from worker_node.http.middleware import begin_reply, describe_request, log_requests
+from worker_node.http.replies import renderer
 from worker_node.http.routes import DESCRIBED
 from worker_node.http.sse import EventStream
 from worker_node.observability.metrics import RecentFailures
@@ -145,3 +149,21 @@ async def test_a_node_that_drains_refuses_inference_on_every_route():
                     assert (reply.status, "shutting down" in await reply.text()) == (status, True), operation.path
         async with client.get("/v1/models") as reply:
             assert reply.status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "dialect"),
+    [
+        ("/inference", "openai"),
+        ("/v1/chat/completions", "openai"),
+        ("/v1/messages", "anthropic"),
+        ("/api/chat", "ollama"),
+    ],
+)
+def test_the_client_is_told_in_every_dialect_that_a_request_may_have_crashed_its_engine(path, dialect):
+    for error, told in ((EngineCrashed("m on NPU"), True), (EngineDied("m on NPU"), False)):
+        said = renderer(make_mocked_request("POST", path))(error)
+        whole = status_error("http://a", Reply(said.status, {}, said.body), None, dialect)
+        # A stream of Ollama's, and of Anthropic's, ends with the same body.
+        streamed = event_error("http://a", json.loads(said.body), None)
+        assert [found.code == "engine_crashed" for found in (whole, streamed)] == [told] * 2

@@ -20,7 +20,7 @@ from worker_node.http.body import DialectBody, Table, Unsupported, note_effects,
 from worker_node.http.context import NODE, busy_fields, deadline_of
 from worker_node.http.middleware import note_failure
 from worker_node.http.models import capabilities, chat_first, start_pull
-from worker_node.http.replies import Reply, json_response, message, utc
+from worker_node.http.replies import Reply, json_response, ollama_error, utc
 from worker_node.http.routes import JSON, LINES, ApiOperation
 from worker_node.http.sse import LineStream, line
 from worker_node.manager.served import ServedModel
@@ -208,7 +208,7 @@ async def _pull(request: web.Request) -> web.StreamResponse:
             await stream.send({"status": "success"})
         else:
             note_failure(request, job.error)
-            await stream.send({"error": message(job.error)})
+            await stream.send(ollama_error(job.error))
     return stream.response
 
 
@@ -288,7 +288,7 @@ class _Frames(Renderer):
         return b""
 
     def failure(self, error: NodeError) -> bytes:
-        return line({"error": message(error)})
+        return line(ollama_error(error))
 
     def whole(self, ends: Sequence[Finished]) -> dict[str, Any]:
         [finished] = ends
