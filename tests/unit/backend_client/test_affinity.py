@@ -93,6 +93,16 @@ def test_many_conversations_take_a_bounded_memory_and_an_old_one_returns_to_its_
     assert found.hits == 0
 
 
+def test_a_conversation_that_goes_on_is_not_forgotten_however_many_others_come():
+    found, nodes, key = Affinity(), [node(url) for url in URLS], bytes(16)
+    home = found.choose(key, nodes, CHAT).url
+    elsewhere = found.choose(key, [node(url, load=4 if url == home else 0) for url in URLS], CHAT).url
+    for number in range(1, 6000):
+        found.choose(number.to_bytes(16), nodes, CHAT)
+        if number % 1000 == 0:
+            assert found.choose(key, nodes, CHAT).url == elsewhere
+
+
 def user(text):
     return {"role": "user", "content": text}
 
