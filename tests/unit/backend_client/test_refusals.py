@@ -7,6 +7,7 @@ import pytest
 from backend_client import NPUUnavailableError
 from backend_client.errors import (
     ConnectionLost,
+    FleetOverloaded,
     ModelMissing,
     ModelNotFound,
     NodeFailed,
@@ -105,6 +106,17 @@ async def test_a_node_that_was_full_gets_requests_as_soon_as_it_has_less_work(no
     await asyncio.gather(*long)
     await asyncio.sleep(RETRY.pause)
     assert {(await client.embed_result("text")).node for _ in range(20)} == {node.url for node in nodes}
+
+
+@with_fleet(3)
+async def test_a_full_fleet_says_to_come_again_when_the_first_of_its_nodes_has_room(nodes, client):
+    for node, seconds in zip(nodes, (60.0, 20.0, 40.0), strict=True):
+        node.embed = NodeOverloaded("full", node=node.url, status=429, retry_after=seconds)
+    with pytest.raises(NPUUnavailableError):
+        await client.embed("text", timeout=5)
+    with pytest.raises(FleetOverloaded) as caught:
+        await client.embed("text", timeout=5)
+    assert caught.value.retry_after == pytest.approx(20, abs=1)
 
 
 def breaks_when(node, event):
