@@ -37,12 +37,20 @@ from tests.faults.client.gateways import (
     metrics_of,
     streaming,
 )
-from tests.faults.scripted_node import answering, choice, data_event, vectors_for
+from tests.faults.scripted_node import answering, choice, data_event, error_response, vectors_for
 from tests.support.gateway import started_store
 
 CHOICE = {"index": 0, "message": {"role": "assistant", "content": "Paris."}, "finish_reason": "stop"}
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2}
 WHOLE = json.dumps({"id": "x", "model": WRITER, "choices": [CHOICE], "usage": USAGE}, indent=3).encode()
+
+
+async def test_a_refusal_says_when_to_come_again_in_seconds_and_in_milliseconds(scripted):
+    scripted.respond = answering(lambda: error_response(503, "engine_unavailable", retry_after_ms=200_000))
+    async with gateway(scripted) as http:
+        reply = await asked(http)
+        assert (reply.status, reply.headers["Retry-After"]) == (503, "200")
+        assert 199_000 <= int(reply.headers["retry-after-ms"]) <= 200_000
 
 
 async def test_a_body_goes_to_the_node_and_its_reply_comes_back_byte_for_byte(scripted):
