@@ -66,6 +66,14 @@ async def test_every_row_has_its_result_however_many_chunks_there_are(tmp_path, 
     assert work.most <= 2 * CHUNK_ROWS
 
 
+async def test_a_reader_is_ahead_by_the_rows_that_the_nodes_need_and_not_by_as_many_chunks(tmp_path):
+    fragment, job, store = prepared(tmp_path, 8 * CHUNK_ROWS)
+    work = Counting()
+    work.rows_ahead = 2 * CHUNK_ROWS
+    await process(fragment, job, store, work)
+    assert 2 * CHUNK_ROWS <= work.most <= 3 * CHUNK_ROWS
+
+
 async def test_a_committed_fragment_is_not_served_again(tmp_path):
     fragment, job, store = prepared(tmp_path, 10)
     first = await process(fragment, job, store, Counting())
