@@ -110,3 +110,9 @@ def test_a_load_whose_memory_is_being_freed_is_not_overtaken_by_a_later_one():
     second = Unit(("second", "NPU"), "NPU", "host", 100, UNLOADED, wanted_since=2.0)
     assert plan_memory([leaving, first, second], {"host": 200}, 3.0).loads == ()
     assert plan_memory([first, second], {"host": 250}, 3.0).loads == (first.key, second.key)
+
+
+def test_the_next_decision_is_due_when_the_first_of_several_keep_alives_ends():
+    kept = [unit(f"until {end}", keep_until=end) for end in (600.0, 60.0, 300.0)]
+    assert plan_memory(kept, {}, 1.0).decide_at == 60.0
+    assert plan_memory(kept, {}, 60.0).decide_at == 300.0
