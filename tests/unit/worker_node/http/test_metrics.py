@@ -12,21 +12,26 @@ from worker_node.manager.placement import LoadRequest, Placement
 from worker_node.scheduling.admission import Admission, AdmissionLimits
 
 LABELS = {"model": "m", "device": "NPU"}
+LIMITS = AdmissionLimits(max_outstanding=8)
 
 
-def read(status, request=None):
-    """The metrics of one placement with the given status."""
-    admission = Admission("m", AdmissionLimits(max_outstanding=8))
-    placement = Placement(Device.NPU, SimpleNamespace(status=status), admission, 1024, 1152, request=request)
-    model = SimpleNamespace(id="m", placements=[placement], excluded=())
+def model(status, request=None, name="m", devices=(Device.NPU,)):
+    placements = [
+        Placement(device, SimpleNamespace(status=status), Admission(name, LIMITS), 1024, 1152, request=request)
+        for device in devices
+    ]
+    return SimpleNamespace(id=name, placements=placements, excluded=())
+
+
+def read(*models):
     found = Readings()
-    read_models(found, SimpleNamespace(models=[model], failed=()))
+    read_models(found, SimpleNamespace(models=models, failed=()))
     return found.values()
 
 
 def value(status, name, request=None, **labels):
     wanted = f"npu_node_{name}", LABELS | labels
-    samples = (sample for family in read(status, request) for sample in family.samples)
+    samples = (sample for family in read(model(status, request)) for sample in family.samples)
     return next((one.value for one in samples if (one.name, one.labels) == wanted), None)
 
 
@@ -73,11 +78,15 @@ def test_what_an_engine_holds_and_proved_is_told():
     assert value(status, "engine_open_fds") >= 3
 
 
-def test_the_load_has_vllms_names_in_one_sample_and_no_invented_cache():
-    status = EngineStatus(EngineState.READY, stats=EngineStats(waiting=1, running=3))
-    families = {family.name: family for family in read(status)}
+def test_the_load_of_all_models_has_vllms_names_in_one_sample_and_no_invented_cache():
+    first, second = (
+        EngineStatus(EngineState.READY, stats=EngineStats(waiting=waiting, running=running))
+        for waiting, running in ((1, 3), (20, 40))
+    )
+    both = model(first, devices=(Device.NPU, Device.CPU)), model(second, name="other")
+    families = {family.name: family for family in read(*both)}
     samples = {name: family.samples for name, family in families.items() if name.startswith("vllm:")}
     assert {name: [(one.labels, one.value) for one in found] for name, found in samples.items()} == {
-        "vllm:num_requests_running": [({}, 3)],
-        "vllm:num_requests_waiting": [({}, 1)],
+        "vllm:num_requests_running": [({}, 46)],
+        "vllm:num_requests_waiting": [({}, 22)],
     }
