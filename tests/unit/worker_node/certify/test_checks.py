@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker_node.certify import inputs, run
+from worker_node.certify import checks, inputs, run
 from worker_node.certify.checks import QUICK, Certification, Failed
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device
@@ -57,6 +57,22 @@ def test_a_length_whose_second_prompt_is_answered_wrongly_is_over_the_limit():
     examined.answers()
     examined.largest_prompt()
     assert examined.limit == shorter
+
+
+@pytest.mark.parametrize(
+    ("before", "growth", "grew"), [(100, 199, False), (100, 201, True), (1000, 249, False), (1000, 251, True)]
+)
+def test_an_engine_may_grow_by_200_mb_or_by_a_quarter_if_that_is_more(monkeypatch, before, growth, grew):
+    sizes = iter([before * 2**20, (before + growth) * 2**20])
+    monkeypatch.setattr(checks, "resident_memory", lambda _pid: next(sizes))
+    engine = ENGINE | {"pid": 7}
+    node = SimpleNamespace(model=lambda: {"kind": "rerank", "engines": [engine]}, post=lambda *_: {})
+    examined = Certification(node, None, QUICK, lambda _text: None)
+    if grew:
+        with pytest.raises(Failed, match=f"the engine grew by {growth} MB"):
+            examined.memory()
+    else:
+        assert examined.memory()[1]["growth_bytes"] == growth * 2**20
 
 
 def test_a_model_of_a_kind_without_checks_is_refused(monkeypatch):
