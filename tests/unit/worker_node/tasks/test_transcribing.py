@@ -18,6 +18,7 @@ from tests.support.services import manager_of
 from tests.support.speech import wav
 from tests.support.task_models import HEARER, hearer, placement
 from worker_node.core.errors import BadRequest, ConfigurationError, InsufficientStorage, UnsupportedParameter
+from worker_node.core.types import NOT_MEASURED, Busy, Energy
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.models.catalog import Catalog
 from worker_node.models.store import ModelStore
@@ -41,10 +42,11 @@ class Ear:
     def __init__(self):
         self.heard = []
         self.spans = ()
+        self.busy = NOT_MEASURED
 
     async def run(self, job, _result):
         self.heard.append(np.frombuffer(job.samples, "<i2"))
-        yield msgspec.structs.replace(result_of(job), segments=self.spans, words=self.spans)
+        yield msgspec.structs.replace(result_of(job), segments=self.spans, words=self.spans, busy=self.busy)
 
 
 @pytest.fixture
@@ -121,6 +123,17 @@ async def test_silent_passages_count_as_skipped_and_not_as_heard(send):
     assert heard + skipped == pytest.approx(35)
     # The last passage begins at the latest 8 s before the end of the first 30 s.
     assert 4 <= heard <= 13
+
+
+async def test_a_recording_costs_the_busy_time_and_the_energy_of_all_of_its_windows(send, ear):
+    ear.busy = Busy(1_500_000, energy=Energy(2.0))
+    await send(tone(-20, 70))
+    windows = len(ear.heard)
+    assert windows >= 3
+    labels = {"model": HEARER, "emulated": "false", "exclusive": "unknown"}
+    assert send.registry.get_sample_value("npu_node_npu_busy_seconds_total", labels) == 1.5 * windows
+    joules = send.registry.get_sample_value("npu_node_energy_joules_total", labels | {"device": "CPU"})
+    assert joules == 2.0 * windows
 
 
 async def test_no_time_is_after_the_end_of_the_audio(send, ear):
