@@ -133,15 +133,15 @@ def test_a_store_that_fails_is_no_damaged_file(tmp_path, monkeypatch):
         list(read(fragment, job))
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_rows_that_are_large_come_in_small_chunks_and_none_is_lost(tmp_path, form):
+@pytest.mark.parametrize(("form", "group"), [("jsonl", None), ("parquet", None), ("parquet", 20)])
+def test_rows_that_are_large_come_in_small_chunks_and_none_is_lost(tmp_path, form, group):
     """A line or a row may have megabytes: what is in memory is bounded by bytes, not by rows."""
     rows = [{"id": str(number), "text": "x" * (500_000 if 5 <= number < 65 else 3)} for number in range(80)]
     path = tmp_path / f"in.{form}"
     if form == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
-        pq.write_table(pa.Table.from_pylist(rows), path, use_dictionary=False)
+        pq.write_table(pa.Table.from_pylist(rows), path, group, use_dictionary=False)
     job, (fragment,) = surveyed(path, 10**6, id_column="id")
     chunks = list(read(fragment, job))
     assert [value for chunk in chunks for value in chunk.ids] == [row["id"] for row in rows]
