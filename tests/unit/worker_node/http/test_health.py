@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.application import application
+from tests.support.task_models import RANKER, placement, ranker
 from worker_node.core.types import Device
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.engines.protocol import EngineState, EngineStatus
@@ -89,6 +90,16 @@ async def test_key_holders_and_callers_of_a_node_without_keys_are_told_all(keys,
     status, fields = await told(keys, headers)
     assert status == 200
     assert fields >= PRIVATE
+
+
+async def test_a_models_requests_are_those_on_all_of_its_devices(store):
+    engine = SimpleNamespace(status=EngineStatus(READY))
+    first, second = (placement(RANKER, engine) for _ in range(2))
+    first.admission.outstanding, second.admission.outstanding = 9, 10
+    async with application([ranker(store, [first, second])]) as (client, _):
+        (model,) = (await (await client.get("/health")).json())["models"]
+    assert first.admission.limits.parallel == 8
+    assert (model["in_flight"], model["queue_depth"]) == (19, 3)
 
 
 async def test_the_devices_have_every_property_or_the_reason_why_not(tmp_path):
