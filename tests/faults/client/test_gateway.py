@@ -53,6 +53,12 @@ async def test_a_refusal_says_when_to_come_again_in_seconds_and_in_milliseconds(
         assert 199_000 <= int(reply.headers["retry-after-ms"]) <= 200_000
 
 
+async def test_the_metrics_count_the_usable_nodes_of_a_model(pair):
+    async with gateway(*pair) as http, asyncio.timeout(30):
+        while f'npu_gateway_model_nodes{{model="{WRITER}"}} 2.0' not in await metrics_of(http):
+            await asyncio.sleep(0.05)
+
+
 async def test_a_body_goes_to_the_node_and_its_reply_comes_back_byte_for_byte(scripted):
     got = []
 
