@@ -67,15 +67,16 @@ async def test_a_way_that_breaks_in_the_middle_costs_no_vector(client, proxies, 
     def progress(_done, _total):
         proxies[0].fault = Fault(cut_after=700)
 
-    result = await client.embed_many_result(TEXTS, progress=progress)
-    again = await client.embed_many_result(TEXTS)
-    for found in (result, again):
+    outcomes = set()
+    # Which nodes get the last batches is chance: they are sent again until the broken way was taken.
+    while outcomes <= {"ok"}:
+        found = await client.embed_many_result(TEXTS, progress=progress)
         assert found.vectors.shape == (400, 384)
         for index, vector in expected.items():
             # A batch is padded as a single text is not; that moves the last bits.
             assert float(np.dot(found.vectors[index], vector)) > 0.999, index
         assert sum(found.served.values()) == 400
-    assert any(attempt.outcome != "ok" for attempt in result.attempts + again.attempts)
+        outcomes |= {attempt.outcome for attempt in found.attempts}
 
 
 EMBEDDER, WRITER = "all-minilm-l6-v2", "smollm2-135m-instruct"
