@@ -27,7 +27,7 @@ from backend_client.lifetime import in_daemon_thread
 # What frames a request: another value would break it.
 _OWN_HEADERS = frozenset({
     "accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host",
-    "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
+    "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "x-npu-restart-wait-ms", "x-npu-engine-deaths",
 })  # fmt: skip
 _OPTION_OF_HEADER = {
     "x-request-id": "request_id",
@@ -38,6 +38,8 @@ _OPTION_OF_HEADER = {
     "x-npu-local-only": "local_only",
     "x-npu-failover": "failover",
 }
+NOT_SENT_ON = _OWN_HEADERS | _OPTION_OF_HEADER.keys()
+"""Headers of a request that the client sets itself, or has an option for: a node must not get its caller's."""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HEADER_TEXT = re.compile(r"[\x20-\x7e]*")

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from backend_client.arguments import NOT_SENT_ON
 from backend_client.arguments import headers as printable
 from backend_client.client import InferenceClient
 from backend_client.errors import AuthenticationFailed, ModelNotFound, NPUError
@@ -33,10 +34,6 @@ HOP = "X-NPU-Gateway-Hop"
 # Asked of every node: the `models` that each lists are joined by name.
 _LISTS = ("/api/tags", "/api/ps")
 _SENT_ON = ("x-npu-", "anthropic-", "traceparent", "tracestate", SESSION_HEADER)
-_NOT_SENT_ON = frozenset({
-    "x-npu-require-device", "x-npu-local-only", "x-npu-restart-wait-ms", "x-npu-start-timeout-ms",
-    "x-npu-engine-deaths", FAILOVER.lower(),
-})  # fmt: skip
 _LOOK_S = 5.0
 _MILLISECONDS = re.compile(r"[0-9]{1,9}")
 # Models of a list in Anthropic's form, as Anthropic documents them.
@@ -124,7 +121,7 @@ class Forwarder:
         try:
             found = await self._answered(asked)
         except AuthenticationFailed as error:
-            # The gateway's own key is wrong there: nothing that the caller could mend.
+            # The gateway's own key is wrong there: the caller cannot fix it.
             raise Problem(503, "unavailable", error.message) from None
         except NPUError as error:
             if (own := refusal_of_node(error)) is not None:
@@ -172,7 +169,7 @@ class Forwarder:
         sent_on = {
             lower: value
             for name, value in request.headers.items()
-            if (lower := name.lower()).startswith(_SENT_ON) and lower not in _NOT_SENT_ON
+            if (lower := name.lower()).startswith(_SENT_ON) and lower not in NOT_SENT_ON
         }
         printable(sent_on)
         model = fields.pop("model", None)

@@ -185,12 +185,12 @@ class Execution:
         # The request's digest is computed only if it is needed.
         key = partial(fingerprint, job)
         placement = self.selection.placement
-        engine, suspects = placement.engine, placement.suspects
+        engine = placement.engine
         try:
             try:
                 self._refuse(key)
-                suspected = self._context.engine_deaths > 0 or (bool(suspects) and key() in suspects)
-                async with placement.isolation.use(self._context.deadline, exclusive=suspected) as waited:
+                alone = self._is_suspected(key)
+                async with placement.isolation.use(self._context.deadline, exclusive=alone) as waited:
                     if waited:
                         self._refuse(key)  # another of its kind may have had its turn before
                     recoveries = engine.recoveries
@@ -221,6 +221,10 @@ class Execution:
             self._permits[placement.device] = permit.__enter__()
         return self._permits[placement.device]
 
+    def _is_suspected(self, key: Callable[[], bytes]) -> bool:
+        suspects = self.selection.placement.suspects
+        return self._context.engine_deaths > 0 or (bool(suspects) and key() in suspects)
+
     def _refuse(self, key: Callable[[], bytes]) -> None:
         suspects = self.selection.placement.suspects
         if suspects and suspects.refuses(key()):
@@ -238,7 +242,7 @@ class Execution:
             raise error
         demand = replace(self._demand, require=self.route.device) if self.pinned else self._demand
         own = self.selection.placement
-        suspected = bool(own.suspects) and key() in own.suspects
+        suspected = self._is_suspected(key)
 
         def status_of(placement: Placement) -> PlacementStatus:
             status = PlacementStatus.of(placement)
