@@ -69,6 +69,7 @@ _DRAIN_LOOK_S = 0.02
 _LOADING_REPORT_S = 60.0
 # Of a request that was lost with its engine.
 _LOST = "{}: {}; the request can be sent again"
+_EXPIRED = "the deadline passed before the engine had finished the request"
 
 # Examines an engine process by a known question; raises CanaryFailed.
 Canary = Callable[[JobEngine], Awaitable[None]]
@@ -190,6 +191,9 @@ class EngineProcess(asyncio.Protocol):
         """See `Engine.run`. The job may be blamed for the death of the process if it is `suspect`: not a canary's."""
         if not self.up:
             raise EngineUnavailable(f"{self._name}: the engine process has ended")
+        if job.deadline <= time.monotonic():
+            # Nobody waits for it: a quick engine would compute it before the timer ends it.
+            raise DeadlineExceeded(_EXPIRED)
         job = msgspec.structs.replace(job, id=next(self._ids))  # type: ignore[type-var]  # each task's job is a struct
         self._write(submission(job))
         self.accepted += 1
@@ -446,4 +450,4 @@ class JobResults(Generic[R]):
                 self._timer = asyncio.get_running_loop().call_later(left, self._expire)
             return
         self._process.cancel(self.job.id)
-        self.end(DeadlineExceeded("the deadline passed before the engine had finished the request"))
+        self.end(DeadlineExceeded(_EXPIRED))
