@@ -1,8 +1,9 @@
 """Finds the requests that kill their engine. Pure but for the waiting: the caller supplies the time.
 
-Every request in flight at a crash is a suspect. It runs again, alone on its engine; an answer clears it, and a request
-that kills an engine while alone on it twice is refused, here and whenever it is sent again. Requests are identified by
-a digest of the engine's input, never by their text."""
+Every request in flight at a crash is a suspect. It runs again, alone on its engine for twice as long as it had run at
+the crash; others wait no longer for it. An answer clears it, and a request that kills an engine while alone on it twice
+is refused, here and whenever it is sent again. Requests are identified by a digest of the engine's input, never by
+their text."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -29,15 +30,20 @@ _DEATHS_WITHOUT_ANSWER = 8
 class _Suspect:
     deaths_alone: int = 0
     seen: float = 0.0
+    ran_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Suspects:
-    """The suspects of one model; the least recently seen go beyond `capacity`, all after `memory_s`."""
+    """The suspects of one model; the least recently seen go beyond `capacity`, all after `memory_s`.
+
+    A suspect runs alone for at least `alone_s`.
+    """
 
     clock: Callable[[], float] = time.monotonic
     memory_s: float = 600.0
     capacity: int = 1024
+    alone_s: float = 10.0
     _suspects: OrderedDict[bytes, _Suspect] = field(default_factory=OrderedDict)
     _deaths_without_answer: int = 0
 
@@ -52,19 +58,27 @@ class Suspects:
         suspect = self._find(key)
         return suspect is not None and suspect.deaths_alone >= _DEATHS_ALONE
 
+    def time_alone(self, key: bytes) -> float:
+        """For how many seconds a request must run alone; 0 if it is no suspect."""
+        suspect = self._find(key)
+        return 0.0 if suspect is None else max(self.alone_s, 2 * suspect.ran_s)
+
     def answered(self, key: bytes) -> None:
         self._deaths_without_answer = 0
         self._suspects.pop(key, None)
 
-    def died(self, keys: Collection[bytes]) -> bool:
-        """Record an engine's death at work on these requests. Returns whether a suspect that was alone is to blame."""
-        if len(keys) != 1:
-            for key in keys:
-                self._note(key)
+    def died(self, ran: Mapping[bytes, float]) -> bool:
+        """Record an engine's death at work on these requests, each of which had run for so many seconds.
+
+        Returns whether a suspect that was alone is to blame.
+        """
+        known = any(key in self for key in ran)
+        for key, ran_s in ran.items():
+            suspect = self._note(key)
+            suspect.ran_s = max(suspect.ran_s, ran_s)
+            suspect.deaths_alone += len(ran) == 1
+        if len(ran) != 1:
             return False
-        (key,) = keys
-        known = key in self
-        self._note(key).deaths_alone += 1
         if known:
             self._deaths_without_answer += 1
         return known and self._deaths_without_answer <= _DEATHS_WITHOUT_ANSWER
@@ -95,42 +109,53 @@ def fingerprint(job: Job) -> bytes:
 
 
 class Isolation:
-    """Use of one engine, shared or exclusive, in order of arrival."""
+    """Use of one engine, alone or with others, in order of arrival."""
 
     def __init__(self) -> None:
-        # Held while an exclusive use waits for the shared ones before it, or lasts.
+        # Held while a request waits to be alone, and while it must be.
         self._turn = asyncio.Lock()
-        self._shared = 0
-        self._unshared = asyncio.Event()
-        self._unshared.set()
+        self._users = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
 
     @asynccontextmanager
-    async def use(self, deadline: float, *, exclusive: bool = False) -> AsyncIterator[bool]:
-        """Use the engine within the block; gives whether it may have waited. Entering raises DeadlineExceeded."""
-        waits = exclusive or self._turn.locked()
+    async def use(self, deadline: float, *, alone_s: float = 0.0) -> AsyncIterator[bool]:
+        """Use the engine within the block, alone for its first `alone_s` seconds.
+
+        Gives whether the request may have waited. Entering raises DeadlineExceeded.
+        """
+        alone = alone_s > 0
+        waits = alone or self._turn.locked()
         if waits:
-            await self._wait(deadline, exclusive=exclusive)
-        if not exclusive:
-            self._shared += 1
-            self._unshared.clear()
+            await self._wait(deadline, alone=alone)
+
+        def share() -> None:
+            nonlocal alone
+            alone = False
+            self._turn.release()
+
+        timer = asyncio.get_running_loop().call_later(alone_s, share) if alone else None
+        self._users += 1
+        self._unused.clear()
         try:
             yield waits
         finally:
-            if exclusive:
-                self._turn.release()
-            else:
-                self._shared -= 1
-                if not self._shared:
-                    self._unshared.set()
+            if timer is not None:
+                timer.cancel()
+            if alone:
+                share()
+            self._users -= 1
+            if not self._users:
+                self._unused.set()
 
-    async def _wait(self, deadline: float, *, exclusive: bool) -> None:
-        """Wait for the turn of a use; an exclusive one keeps it."""
+    async def _wait(self, deadline: float, *, alone: bool) -> None:
+        """Wait for the turn of a request; one that must be alone keeps it."""
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 await self._turn.acquire()
                 try:
-                    if exclusive:
-                        await self._unshared.wait()
+                    if alone:
+                        await self._unused.wait()
                         return
                 except BaseException:
                     self._turn.release()

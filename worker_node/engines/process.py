@@ -382,11 +382,12 @@ class EngineProcess(asyncio.Protocol):
         """Fail every job. Those that the device worked on, or all if none is known, may have caused an unknown end."""
         jobs, left = self._jobs, self._left
         self._jobs, self._left = {}, {}
-        suspects: set[bytes] = set()
+        suspects: dict[bytes, float] = {}
         if death.blame is Blame.UNKNOWN:
             held_jobs = jobs | left
             named = [held_jobs[job] for job in self._working if job in held_jobs]
-            suspects = {fingerprint(held.job) for held in named or held_jobs.values() if held.suspect}
+            now = time.monotonic()
+            suspects = {fingerprint(held.job): now - held.began for held in named or held_jobs.values() if held.suspect}
             # Without any, the canary's question alone was in the call.
             if suspects and self._suspects.died(suspects):
                 death = Death(death.reason, Blame.REQUEST)
@@ -411,19 +412,20 @@ class JobResults(Generic[R]):
     never `suspect`.
     """
 
-    __slots__ = ("_first", "_process", "_timer", "coming", "form", "job", "suspect", "unread")
+    __slots__ = ("_first", "_process", "_timer", "began", "coming", "form", "job", "suspect", "unread")
 
     def __init__(self, process: EngineProcess, job: Job, form: type[R], *, suspect: bool) -> None:
         self._process = process
         self.job = job
         self.form = form
         self.suspect = suspect
+        self.began = time.monotonic()
         loop = asyncio.get_running_loop()
         self.coming: asyncio.Future[R] = loop.create_future()
         self._first = self.coming
         self.unread = deque([self.coming])
         # One timer for the whole job: a stream has a result for each token.
-        self._timer = loop.call_later(max(0.0, job.deadline - time.monotonic()), self._expire)
+        self._timer = loop.call_later(max(0.0, job.deadline - self.began), self._expire)
 
     def __aiter__(self) -> Self:
         return self

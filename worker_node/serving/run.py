@@ -189,8 +189,8 @@ class Execution:
         try:
             try:
                 self._refuse(key)
-                alone = self._is_suspected(key)
-                async with placement.isolation.use(self._context.deadline, exclusive=alone) as waited:
+                alone_s = self._time_alone(key)
+                async with placement.isolation.use(self._context.deadline, alone_s=alone_s) as waited:
                     if waited:
                         self._refuse(key)  # another of its kind may have had its turn before
                     recoveries = engine.recoveries
@@ -221,9 +221,11 @@ class Execution:
             self._permits[placement.device] = permit.__enter__()
         return self._permits[placement.device]
 
-    def _is_suspected(self, key: Callable[[], bytes]) -> bool:
+    def _time_alone(self, key: Callable[[], bytes]) -> float:
+        """For how many seconds it must run alone; 0 unless an engine died under it, here or on another node."""
         suspects = self.selection.placement.suspects
-        return self._context.engine_deaths > 0 or (bool(suspects) and key() in suspects)
+        elsewhere = suspects.alone_s if self._context.engine_deaths else 0.0
+        return max(elsewhere, suspects.time_alone(key()) if suspects else 0.0)
 
     def _refuse(self, key: Callable[[], bytes]) -> None:
         suspects = self.selection.placement.suspects
@@ -242,7 +244,7 @@ class Execution:
             raise error
         demand = replace(self._demand, require=self.route.device) if self.pinned else self._demand
         own = self.selection.placement
-        suspected = self._is_suspected(key)
+        suspected = self._time_alone(key) > 0
 
         def status_of(placement: Placement) -> PlacementStatus:
             status = PlacementStatus.of(placement)

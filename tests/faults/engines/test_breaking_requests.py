@@ -109,3 +109,16 @@ async def test_a_request_under_which_an_engine_of_another_node_died_runs_alone_a
         assert await asyncio.gather(*innocent) == [([n, n + 1], Device.CPU) for n in range(1, 4)]
         assert await accused == ([7, 8], Device.CPU)
         assert [line for line in log.read_text().splitlines() if line.startswith("die with")] == ["die with 1"]
+
+
+async def test_others_wait_for_a_suspect_no_longer_than_twice_the_time_after_which_the_engine_died(tmp_path):
+    log = tmp_path / "log"
+    async with serving(log=str(log), step_s=0.02) as model:
+        for placement in model.placements:
+            placement.suspects.alone_s = 0.1
+        begun = asyncio.Event()
+        accused = asyncio.create_task(model.answer(*range(1, 400), on_first=begun.set, engine_deaths=1))
+        await begun.wait()
+        assert await model.answer(7, 8) == ([7, 8], Device.CPU)
+        assert not accused.done()
+        accused.cancel()
