@@ -173,7 +173,8 @@ async def test_a_request_that_must_be_alone_keeps_others_out_no_longer_while_it_
     long, alone, other = await guests(isolation, 0, 0.05, 0)
     assert not other.inside
     await eventually(lambda: other.inside)
-    assert long.inside and not alone.inside
+    assert long.inside
+    assert not alone.inside
     for guest in (other, long):
         await guest.leave()
     await eventually(lambda: alone.inside)
