@@ -276,7 +276,7 @@ async def _drain(node: Node) -> None:
     log.info("draining: %d requests in flight", node.state.running)
     try:
         async with asyncio.timeout(node.settings.drain_timeout_s):
-            await node.state.idle()
+            await node.state.idle.wait()
     except TimeoutError:
         log.warning("%d requests were still running after the drain; they are ended", node.state.running)
         await node.manager.stop()
