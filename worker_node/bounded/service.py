@@ -6,7 +6,6 @@ The proof is the NPU's busy counter, read before and after the generation, under
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import platform
@@ -31,6 +30,7 @@ from worker_node.engines.protocol import EngineState, EngineStatus, JobEngine
 from worker_node.manager.placement import Placement
 from worker_node.models.catalog import Catalog
 from worker_node.models.directory import WEIGHTS_FILE, InstalledModel, peek_config, read_directory
+from worker_node.models.downloads import file_sha256
 from worker_node.models.store import ModelStore
 from worker_node.node import Node
 from worker_node.serving.build import Machine, build_model, known_problem
@@ -267,8 +267,7 @@ def identify(installed: InstalledModel, weights: Container[str] = ()) -> Identit
     reference = Catalog.load().find(REFERENCE_MODEL)
     if reference is None or not reference.describes(peek_config(installed.path / "config.json")):
         return Identity.OTHER
-    with (installed.path / WEIGHTS_FILE).open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = file_sha256(installed.path / WEIGHTS_FILE)
     # What was pulled was compared with the hub's own hashes when it arrived.
     pulled = installed.source_sha256.values() if installed.source == str(reference.source) else ()
     known = found in reference.weights or found in weights or found in pulled

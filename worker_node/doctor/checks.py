@@ -313,11 +313,6 @@ class WindowsNpu:
     date: str | None = None
 
 
-def windows_npu() -> WindowsNpu | None:
-    found = (WindowsNpu(*device) for device in pci_drivers("8086"))
-    return next((npu for npu in found if npu.device in NPUS), None)
-
-
 def check_windows(npu: WindowsNpu | None, probe: Probe) -> Iterator[Finding]:
     """The NPU as Windows and OpenVINO see it; firmware and compiler are parts of the driver there."""
     if npu is None and probe.find("NPU") is not None:
@@ -406,7 +401,8 @@ def check_port(host: str, port: int, *, answered: bool) -> Finding:
 def examine(machine: ExaminedMachine, probe: Probe, *, cache: Path) -> tuple[Finding, ...]:
     """Return a finding for every check of the NPU, those that found nothing wrong included."""
     if WINDOWS:
-        found = check_windows(windows_npu(), probe)
+        listed = (WindowsNpu(*device) for device in pci_drivers("8086"))
+        found = check_windows(next((npu for npu in listed if npu.device in NPUS), None), probe)
     else:
         npu = pci_device(machine) is not None
         found = itertools.chain(check_kernel(machine), check_userspace(machine, probe, npu=npu))
