@@ -204,12 +204,17 @@ async def hosted_node(
         models = profile.models(machine)
         check_faults(settings, [model.name if isinstance(model, FailedModel) else model.id for model in models])
 
+        async def look_again() -> None:
+            if (now := await probe()).error is None:
+                machine.probe = node.probe = now
+
         budgets = memory_budgets(None, found)
         manager = ModelManager(
             models,
             ModelStore(settings.model_store),
             partial(build_on_demand, machine),
             budgets if settings.memory_budget is None else budgets | {HOST: settings.memory_budget},
+            look_again=look_again,
         )
         stack.push_async_callback(manager.stop)
 

@@ -355,7 +355,7 @@ class EngineStatus:
     counts by its form (`idle`, `forced`) how often a process was replaced because its memory had grown; `replacing`:
     the engine is being started for that reason, and requests wait for it. `loaded` is what the last process that was
     ready reported, None before; `proven_at` (`time.time()`) when a canary last passed, None after one that failed.
-    `stale`: the model's files have changed since the engine was made, and it does not load them. `shapes` counts the
+    `stale`: what the node knows of the model does not hold any more, and the engine does not load. `shapes` counts the
     static shapes that its processes loaded, by their origin: `compiled` or `imported`. `prewarm` says how far the
     present process is with what the settings name for its prefix cache; None where they name nothing.
     """

@@ -55,8 +55,9 @@ log = logging.getLogger(__name__)
 class ModelManager:
     """Serves the configured `models`, and models of the `store` from when they are first asked for.
 
-    `build` makes a served model of an installed one; nothing of it is loaded yet. `budgets` are bytes by memory pool,
-    None for no limit. Models are loaded and unloaded from `start` on. Deadlines are monotonic seconds of `clock`.
+    `build` makes a served model of an installed one; nothing of it is loaded yet. `look_again` looks at the devices
+    again, before a model that has changed is built again. `budgets` are bytes by memory pool, None for no limit.
+    Models are loaded and unloaded from `start` on. Deadlines are monotonic seconds of `clock`.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class ModelManager:
         build: Callable[[InstalledModel], ServedModel],
         budgets: Mapping[str, int | None] = _UNLIMITED,
         *,
+        look_again: Callable[[], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         measure: Callable[[int], int | None] = resident_memory,
     ) -> None:
         self.store = store
         self.names = Names(store.catalog, models)
         self._build = build
+        self._look_again = look_again
         self._clock = clock
         self._reconciler = Reconciler(self.names, budgets, clock=clock, measure=measure)
         self.replacement = Replacement(self.names, self._reconciler, store)
@@ -314,16 +317,18 @@ class ModelManager:
         self._renewing = asyncio.create_task(self._renew_stale(), name="renew models")
 
     async def _renew_stale(self) -> None:
-        """Read models again whose files have changed: what is known of them, as their spaces and passports, is past."""
+        """Read models again that have changed: what is known of them, as their spaces and passports, is past."""
         while True:
             model = await self._reconciler.stale.get()
             # A profile's own choice is made again by a restart alone.
             renewable = model.if_failed is not None or not self.names.configured(model)
+            if renewable and self._look_again is not None:
+                await self._look_again()
             if not renewable or not any(known is model for known in self.models):
                 continue
-            log.warning("model %s: its files have changed; it is read again", model.id)
+            log.warning("model %s has changed; it is read again", model.id)
             if model.if_failed is not None:
-                reason = "its files have changed, and could not be read again"
+                reason = "it has changed, and could not be read again"
                 self.failed.append(replace(model.if_failed, reason=reason))
             self.replacement.retire(model)
             self._rebuilt_at.clear()

@@ -109,7 +109,8 @@ class Telemetry:
         )
         self.joules = counter(
             "energy_joules",
-            "Energy used for answers: of the NPU, or of the whole package for CPU and GPU; exclusive as for busy time",
+            "Energy used for answers: of the NPU, or of the whole package for CPU and GPU. Models that run together "
+            "each count all; exclusive as for busy time",
             (*by_route, "emulated", "exclusive"),
         )
         self.npu_recoveries = Counter(

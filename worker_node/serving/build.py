@@ -67,9 +67,9 @@ _SHARE = 0.8
 _NICE_BESIDE_CHATS = 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Machine:
-    """The node's settings and the devices that it found.
+    """The node's settings and the devices that it found last.
 
     Engines write what they compile to `export_blobs`, for `npu-node compile`, and compile for the NPU `platform` of
     another machine if it is given.
@@ -398,7 +398,14 @@ def _placement(
     compiled = blobs is not None or (options.cache_dir is not None and any(Path(options.cache_dir).glob("*.blob")))
     return Placement(
         device=device,
-        engine=Engine(faulty(spec, faults), canary, limits, prewarm=prewarm, suspects=suspects),
+        engine=Engine(
+            faulty(spec, faults),
+            canary,
+            limits,
+            prewarm=prewarm,
+            suspects=suspects,
+            proven_with=None if proven is None else (proven.driver, proven.openvino),
+        ),
         admission=admission,
         prompt_limit=engine.prompt_limit,
         total_limit=engine.total_limit,
