@@ -335,9 +335,8 @@ class OverlappingRuns:
 
     def begin(self, run: Hashable) -> None:
         if self._active:
-            self.divide()
-        else:
-            self.meter.begin()
+            self._divide()
+        self.meter.begin()
         self._active[run] = _Share()
 
     def divide(self) -> None:
