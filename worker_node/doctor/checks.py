@@ -179,7 +179,11 @@ def _node(machine: ExaminedMachine) -> Iterator[Finding]:
         yield error("busy-counter", f"/{path} {why}: nothing can prove that the NPU ran", fix)
     yield _frequencies(machine.root / f"sys/class/accel/{name}/device")
     yield _power(machine)
-    yield _energy(machine)
+    counter = energy_counter(Device.NPU, sysfs=machine.root / "sys/class")
+    said = f"replies name no joules: {counter} (docs/npu.md)"
+    if isinstance(counter, EnergyCounter):
+        said = f"{counter.path} can be read: replies name the joules of the NPU"
+    yield ok("energy-counter", said)
 
 
 def _frequencies(device: Path) -> Finding:
@@ -202,13 +206,6 @@ def _power(machine: ExaminedMachine) -> Finding:
         return warning("power-source", f"the battery discharges although an adapter{watts} is connected", fix)
     named = f"an adapter{watts}" if supply.source else "the kernel names no adapter and no battery"
     return ok("power-source", named)
-
-
-def _energy(machine: ExaminedMachine) -> Finding:
-    counter = energy_counter(Device.NPU, sysfs=machine.root / "sys/class")
-    if isinstance(counter, EnergyCounter):
-        return ok("energy-counter", f"{counter.path} can be read: replies name the joules of the NPU")
-    return ok("energy-counter", f"replies name no joules: {counter} (docs/npu.md)")
 
 
 def _access(machine: ExaminedMachine, node: str) -> Finding:

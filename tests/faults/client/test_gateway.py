@@ -259,7 +259,7 @@ async def test_comments_of_a_node_are_no_parts_of_its_stream(scripted):
         asyncio.timeout(60),
     ):
         text = await reply.text()
-    assert ": still working" in text
+    assert 0 < text.count(": still working") < 1000, "it is cut before the node ends it"
     assert "stream_interrupted" in text.splitlines()[-2]
 
 
@@ -391,7 +391,8 @@ async def test_a_team_has_its_requests_and_tokens_a_minute_over_all_gateways(scr
     url, process = store
     values = {"keys": tmp_path / "keys.db", "store": url}
     (few,) = made_keys(values["keys"], "few", requests=3)
-    (short,) = made_keys(values["keys"], "short", tokens=6)
+    (short,) = made_keys(values["keys"], "short", tokens=150)
+    scripted.answer = "word " * 100
     async with gateway(scripted, **values) as one, gateway(scripted, **values) as other:
         second = one if process is None else other
         assert [(await asked(http, few)).status for http in (one, second, one)] == [200] * 3
@@ -401,7 +402,7 @@ async def test_a_team_has_its_requests_and_tokens_a_minute_over_all_gateways(scr
         assert "3 requests a minute" in (await refused.json())["error"]["message"]
         statuses = [(await asked(http, short)).status for http in (one, second, one, second)]
         assert statuses[0] == 200
-        assert statuses[-1] == 429, "an answer of the scripted node has five tokens"
+        assert statuses[-1] == 429, "two answers of 100 tokens to prompts of four"
         if process is None:
             return
         process.kill()
