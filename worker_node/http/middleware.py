@@ -98,7 +98,7 @@ def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middlew
         finally:
             status = state.complete or status
             route = route_template(request)
-            state.node.services.telemetry.responded(route, status)
+            state.node.services.telemetry.http_requests.labels(route, str(status)).inc()
             # Health is asked for every second by everything that watches: not worth a line each.
             level = logging.DEBUG if request.path in _WATCHED else logging.INFO
             if access_log.isEnabledFor(level):
