@@ -137,6 +137,7 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionResetError("the reply had begun when it failed") from None
+
         response = form(request)(failure)
         if failure.device is not None and (faults := _faults(request.app[NODE], failure)):
             response.headers[FAULTS] = str(faults)

@@ -221,6 +221,7 @@ class StatefulRunner(PipelineRunner):
             genai.get_version(),
             options.platform,
         )
+
         if options.platform is not None:
             return self._compiled_elsewhere(blobs, core, began)
         if options.blobs is not None:
@@ -230,6 +231,7 @@ class StatefulRunner(PipelineRunner):
             blobs.written(core, Path(options.export_blobs))
         else:
             self._pipeline = self._compiled()
+
         self._defaults = self._pipeline.get_generation_config()
         self._meter.rest()
         name, driver = describe_npu(core, emulated=emulated)
