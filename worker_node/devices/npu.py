@@ -351,6 +351,7 @@ class OverlappingRuns:
             share.energy = share.energy.plus(busy.energy.part(len(self._active)))
 
     def so_far(self, run: Hashable) -> Busy:
+        self.divide()
         return self._active[run].rounded()
 
     def end(self, run: Hashable) -> Busy:
