@@ -11,12 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import (
-    AsyncExitStack,
-    aclosing,
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, Protocol, Self, TypeVar, cast
@@ -38,13 +33,7 @@ from worker_node.manager.placement import Placement
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import OFF, Operation, Tracing
 from worker_node.scheduling.admission import AdmissionLimits, Permit, TokenCost
-from worker_node.serving.routing import (
-    Demand,
-    PlacementStatus,
-    Selection,
-    select_placement,
-    wait_for_placement,
-)
+from worker_node.serving.routing import Demand, PlacementStatus, Selection, select_placement, wait_for_placement
 from worker_node.settings import NodeSettings
 
 T = TypeVar("T")
