@@ -335,9 +335,8 @@ class OverlappingRuns:
 
     def begin(self, run: Hashable) -> None:
         if self._active:
-            self.divide()
-        else:
-            self.meter.begin()
+            self._divide()
+        self.meter.begin()
         self._active[run] = _Share()
 
     def divide(self) -> None:
@@ -352,6 +351,7 @@ class OverlappingRuns:
             share.energy = share.energy.plus(busy.energy.part(len(self._active)))
 
     def so_far(self, run: Hashable) -> Busy:
+        self.divide()
         return self._active[run].rounded()
 
     def end(self, run: Hashable) -> Busy:

@@ -239,7 +239,13 @@ class OverlappingRunner:
         self._expire(now, emit)
         starting = []
         while self._can_start() and (run := self._next_run(now)) is not None:
-            starting.append(self._fill(*run))
+            slot, batch = run
+            slot.home.remove(slot)
+            self._active.append(slot)
+            shape = (self._static_rows or len(batch), self._limits.padded(batch[0].length))
+            slot.batch, slot.tokens = batch, shape[0] * shape[1]
+            slot.inputs = self._inputs(batch, shape)
+            starting.append(slot)
 
         jobs = sorted({waiting.job_id for slot in self._active for waiting in slot.batch} | self._failed_jobs)
         others = bool(jobs) and jobs != self._said
@@ -257,15 +263,6 @@ class OverlappingRunner:
 
         if self._failure is not None and not self._active:
             raise DeviceBroken(self._failure)
-
-    def _fill(self, slot: Slot, batch: list[Waiting]) -> Slot:
-        slot.home.remove(slot)
-        self._active.append(slot)
-
-        shape = (self._static_rows or len(batch), self._limits.padded(batch[0].length))
-        slot.batch, slot.tokens = batch, shape[0] * shape[1]
-        slot.inputs = self._inputs(batch, shape)
-        return slot
 
     def _start(self, slot: Slot) -> None:
         self._meter.begin(slot)

@@ -98,7 +98,7 @@ def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middlew
         finally:
             status = state.complete or status
             route = route_template(request)
-            state.node.services.telemetry.responded(route, status)
+            state.node.services.telemetry.http_requests.labels(route, str(status)).inc()
             # Health is asked for every second by everything that watches: not worth a line each.
             level = logging.DEBUG if request.path in _WATCHED else logging.INFO
             if access_log.isEnabledFor(level):
@@ -137,6 +137,7 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionResetError("the reply had begun when it failed") from None
+
         response = form(request)(failure)
         if failure.device is not None and (faults := _faults(request.app[NODE], failure)):
             response.headers[FAULTS] = str(faults)

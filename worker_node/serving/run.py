@@ -188,8 +188,10 @@ class Execution:
         engine = placement.engine
         try:
             try:
-                self._refuse(key)
-                alone_s = self._time_alone(key)
+                alone_s = 0.0
+                if placement.suspects or self._context.engine_deaths:
+                    self._refuse(key)
+                    alone_s = self._time_alone(key)
                 async with placement.isolation.use(self._context.deadline, alone_s=alone_s) as waited:
                     if waited:
                         self._refuse(key)  # another of its kind may have had its turn before

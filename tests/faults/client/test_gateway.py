@@ -105,9 +105,9 @@ async def test_no_path_but_those_of_inference_reaches_a_node(scripted, method, p
         reply = await http.request(
             method, URL(f"{origin}{path}", encoded=True), json=CHAT if method == "POST" else None
         )
-        error = (await reply.json())["error"]
-        # In Ollama's dialect it is a text.
-        code = "not_found" if error == f"the fleet serves no {method} {path}" else error["code"]
+        body = await reply.json()
+        # In Ollama's dialect the error is a text, and its code stands beside it.
+        code = body.get("code") or body["error"]["code"]
         assert (reply.status, code) in {(404, "not_found"), (404, "model_not_found")}
     assert {(request.method, request.path) for request in scripted.requests} <= {("GET", "/v1/models")}
 
@@ -221,7 +221,7 @@ async def test_comments_of_a_node_are_no_parts_of_its_stream(scripted):
         asyncio.timeout(60),
     ):
         text = await reply.text()
-    assert ": still working" in text
+    assert 0 < text.count(": still working") < 1000, "it is cut before the node ends it"
     assert "stream_interrupted" in text.splitlines()[-2]
 
 
@@ -353,7 +353,8 @@ async def test_a_team_has_its_requests_and_tokens_a_minute_over_all_gateways(scr
     url, process = store
     values = {"keys": tmp_path / "keys.db", "store": url}
     (few,) = made_keys(values["keys"], "few", requests=3)
-    (short,) = made_keys(values["keys"], "short", tokens=6)
+    (short,) = made_keys(values["keys"], "short", tokens=150)
+    scripted.answer = "word " * 100
     async with gateway(scripted, **values) as one, gateway(scripted, **values) as other:
         second = one if process is None else other
         assert [(await asked(http, few)).status for http in (one, second, one)] == [200] * 3
@@ -363,7 +364,7 @@ async def test_a_team_has_its_requests_and_tokens_a_minute_over_all_gateways(scr
         assert "3 requests a minute" in (await refused.json())["error"]["message"]
         statuses = [(await asked(http, short)).status for http in (one, second, one, second)]
         assert statuses[0] == 200
-        assert statuses[-1] == 429, "an answer of the scripted node has five tokens"
+        assert statuses[-1] == 429, "two answers of 100 tokens to prompts of four"
         if process is None:
             return
         process.kill()
@@ -442,7 +443,8 @@ async def test_ollama_is_told_which_model_is_not_there(scripted):
     async with gateway(scripted) as http:
         for field in ("model", "name"):
             reply = await http.post("/api/show", json={field: "none"})
-            assert (reply.status, await reply.json()) == (404, {"error": "model 'none' not found"})
+            lacks = {"error": "model 'none' not found", "code": "model_not_found"}
+            assert (reply.status, await reply.json()) == (404, lacks)
         assert (await http.post("/api/show", data=b"[")).status == 400
         assert (await http.get("/api/version")).status == 503
 

@@ -177,6 +177,20 @@ async def test_of_a_models_placements_the_one_that_requests_used_stays_when_anot
 
 
 @in_world()
+async def test_a_model_that_was_just_loaded_stays_before_one_that_requests_used_earlier(case):
+    case.budget = 250 * MB
+    used, loaded, wanted = (case.add(name, size=100 * MB) for name in ("used", "loaded", "wanted"))
+    case.start()
+    await case.load(used)
+    await case.serve(used, "CPU")
+    await asyncio.sleep(1)
+    await case.load(loaded)
+    await asyncio.sleep(1)
+    await case.load(wanted)
+    assert (state(used), state(loaded)) == (EngineState.UNLOADED, EngineState.READY)
+
+
+@in_world()
 async def test_a_request_waits_for_memory_as_long_as_the_load_could_end_in_time_and_is_told_what_holds_it(case):
     case.budget = 150 * MB
     busy, wanted = case.add("busy", size=100 * MB), case.add("wanted", size=100 * MB)
