@@ -34,7 +34,6 @@ from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import OFF, Operation, Tracing
 from worker_node.scheduling.admission import AdmissionLimits, Permit, TokenCost
 from worker_node.serving.routing import Demand, PlacementStatus, Selection, select_placement, wait_for_placement
-from worker_node.settings import NodeSettings
 
 T = TypeVar("T")
 WorkOf = Callable[[AdmissionLimits], TokenCost]
@@ -56,13 +55,12 @@ P = TypeVar("P", bound=TaskPart)
 class TaskParts:
     """Resources of one task alone, such as a process that decodes audio: one of each kind, made on first use."""
 
-    def __init__(self, settings: NodeSettings | None = None) -> None:
-        self._settings = settings or NodeSettings()
-        self._parts: dict[Callable[[NodeSettings], TaskPart], TaskPart] = {}
+    def __init__(self) -> None:
+        self._parts: dict[Callable[[], TaskPart], TaskPart] = {}
 
-    def of(self, make: Callable[[NodeSettings], P]) -> P:
+    def of(self, make: Callable[[], P]) -> P:
         if make not in self._parts:
-            self._parts[make] = make(self._settings)
+            self._parts[make] = make()
         return cast("P", self._parts[make])
 
     async def close(self) -> None:
