@@ -180,12 +180,14 @@ class NativeCall(msgspec.Struct, frozen=True, tag="native_call", array_like=True
 
     `stage` is what is called: prepare (nothing of the job has run on the device), begin (the pipeline takes it),
     prefill, step, run. `units` is the call's size in tokens, or in characters of a grammar. `jobs` are all that the
-    call works on, also those that were cancelled and cannot be taken out of it.
+    call works on, also those that were cancelled and cannot be taken out of it. The engine's loop marks the `first`
+    call of a stage, which may compile.
     """
 
     stage: str
     units: int
     jobs: list[int]
+    first: bool = False
 
 
 class Running(msgspec.Struct, frozen=True, tag="running", array_like=True):

@@ -101,7 +101,10 @@ def plan_memory(units: Sequence[Unit], budgets: Mapping[str, int | None], now: f
             elif fits:
                 loading.add(unit.device)
                 loads.append(unit.key)
-    return Plan(tuple(loads), tuple(unloads), tuple(refusals), _next_decision(units, now))
+
+    idle = (unit for unit in units if unit.state is UnitState.READY and not unit.busy)
+    ends = [unit.keep_until for unit in idle if unit.keep_until is not None and unit.keep_until > now]
+    return Plan(tuple(loads), tuple(unloads), tuple(refusals), min(ends, default=None))
 
 
 def _expired(units: Iterable[Unit], now: float) -> list[tuple[Key, Why]]:
@@ -114,15 +117,6 @@ def _expired(units: Iterable[Unit], now: float) -> list[tuple[Key, Why]]:
         elif unit.keep_until is not None and unit.keep_until <= now:
             expired.append((unit.key, Why.EXPIRED))
     return expired
-
-
-def _next_decision(units: Iterable[Unit], now: float) -> float | None:
-    times = [
-        unit.keep_until
-        for unit in units
-        if unit.state is UnitState.READY and not unit.busy and unit.keep_until is not None and unit.keep_until > now
-    ]
-    return min(times, default=None)
 
 
 class _Memory:
