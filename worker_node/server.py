@@ -156,7 +156,7 @@ async def running_node(
             raise ConfigurationError("tls_key and tls_client_ca need tls_cert")
 
         def note(error: NodeError) -> None:
-            telemetry.responded("-", error.status)
+            telemetry.http_requests.labels("-", str(error.status)).inc()
             telemetry.failed("-", error)
 
         assert runner.server is not None  # noqa: S101  (setup() made it)
@@ -194,7 +194,7 @@ async def hosted_node(
         )
         found = await probe()
 
-        parts = TaskParts(settings)
+        parts = TaskParts()
         stack.push_async_callback(parts.close)
         if profile.starts_parts:
             for kind in tasks():

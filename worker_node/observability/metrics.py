@@ -162,9 +162,6 @@ class Telemetry:
         if busy.us is not None:
             self.npu_busy.labels(route.model, str(route.emulated).lower(), exclusive).inc(max(0, busy.us) / 1e6)
 
-    def responded(self, route: str, status: int | str) -> None:
-        self.http_requests.labels(route, str(status)).inc()
-
     def failed(self, route: str, error: NodeError) -> None:
         self.errors.labels(error.code).inc()
         self.failures.add(error, route)

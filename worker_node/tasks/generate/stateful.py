@@ -14,16 +14,7 @@ import openvino as ov
 import openvino_genai as genai
 
 from worker_node.core.types import Busy
-from worker_node.devices.blobs import (
-    NPU,
-    SMALL,
-    ModelBlobs,
-    brief,
-    describe_npu,
-    npu_properties,
-    require_npu,
-    unusable,
-)
+from worker_node.devices.blobs import NPU, SMALL, ModelBlobs, brief, describe_npu, npu_properties, require_npu, unusable
 from worker_node.devices.npu import BusyMeter, busy_meter
 from worker_node.engines.options import options_in
 from worker_node.engines.protocol import (
@@ -221,6 +212,7 @@ class StatefulRunner(PipelineRunner):
             genai.get_version(),
             options.platform,
         )
+
         if options.platform is not None:
             return self._compiled_elsewhere(blobs, core, began)
         if options.blobs is not None:
@@ -230,6 +222,7 @@ class StatefulRunner(PipelineRunner):
             blobs.written(core, Path(options.export_blobs))
         else:
             self._pipeline = self._compiled()
+
         self._defaults = self._pipeline.get_generation_config()
         self._meter.rest()
         name, driver = describe_npu(core, emulated=emulated)

@@ -96,6 +96,7 @@ async def _rerank(request: web.Request) -> web.Response:
         max_document_tokens=body.max_tokens_per_doc,
         field=field,
     )
+
     rendered: Any
     if body.texts is None:
         rendered = _cohere(body, texts, reply, context.request_id, version="2" if request.path == "/v2/rerank" else "1")

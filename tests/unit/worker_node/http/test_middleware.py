@@ -71,7 +71,8 @@ async def test_a_stream_whose_last_frame_was_written_is_complete_whenever_its_re
         async with asyncio.timeout(10):
             while not lines():
                 await asyncio.sleep(0)
-        client.app[NODE].services.telemetry.responded.assert_called_once_with("/stream", status)
+        counted = client.app[NODE].services.telemetry.http_requests.labels
+        counted.assert_called_once_with("/stream", str(status))
     [line] = lines()
     assert line.startswith(f"GET /stream {status} ")
 
