@@ -396,7 +396,7 @@ def _ledgers(ledgers: list[Ledger]) -> Iterable[Metric]:
     text = "Calls that were answered, and where"
     local, cloud = sum(ledger.local.calls for ledger in ledgers), sum(ledger.cloud.calls for ledger in ledgers)
     yield _labelled(CounterMetricFamily, "npu_client_served_calls", text, "source", {"node": local, "cloud": cloud})
-    text = "Energy that nodes used for these answers, where they could measure it"
+    text = "Energy that nodes used during these answers, where they measured it; models that ran together each count it"
     yield CounterMetricFamily("npu_client_joules", text, value=sum(ledger.local.joules for ledger in ledgers))
     text = "What the cloud cost since the process started, in the currency of the prices"
     cost = sum(ledger.cloud.cost for ledger in ledgers)

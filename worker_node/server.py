@@ -156,7 +156,7 @@ async def running_node(
             raise ConfigurationError("tls_key and tls_client_ca need tls_cert")
 
         def note(error: NodeError) -> None:
-            telemetry.responded("-", error.status)
+            telemetry.http_requests.labels("-", str(error.status)).inc()
             telemetry.failed("-", error)
 
         assert runner.server is not None  # noqa: S101  (setup() made it)
@@ -194,7 +194,7 @@ async def hosted_node(
         )
         found = await probe()
 
-        parts = TaskParts(settings)
+        parts = TaskParts()
         stack.push_async_callback(parts.close)
         if profile.starts_parts:
             for kind in tasks():
@@ -204,12 +204,17 @@ async def hosted_node(
         models = profile.models(machine)
         check_faults(settings, [model.name if isinstance(model, FailedModel) else model.id for model in models])
 
+        async def look_again() -> None:
+            if (now := await probe()).error is None:
+                machine.probe = node.probe = now
+
         budgets = memory_budgets(None, found)
         manager = ModelManager(
             models,
             ModelStore(settings.model_store),
             partial(build_on_demand, machine),
             budgets if settings.memory_budget is None else budgets | {HOST: settings.memory_budget},
+            look_again=look_again,
         )
         stack.push_async_callback(manager.stop)
 
@@ -271,7 +276,7 @@ async def _drain(node: Node) -> None:
     log.info("draining: %d requests in flight", node.state.running)
     try:
         async with asyncio.timeout(node.settings.drain_timeout_s):
-            await node.state.idle()
+            await node.state.idle.wait()
     except TimeoutError:
         log.warning("%d requests were still running after the drain; they are ended", node.state.running)
         await node.manager.stop()

@@ -38,7 +38,8 @@ _MILLION = Decimal(1_000_000)
 class Tally:
     """Calls and tokens of one side. `estimated_calls` had no usage in their answer and are counted at their bound.
 
-    `joules` are the nodes', of the calls for which they could measure them.
+    `joules` are the nodes', of the calls for which they could measure them. Calls of different models that ran at the
+    same time on one device each count all of its energy.
     """
 
     calls: int = 0

@@ -16,8 +16,8 @@ from backend_client.cloud import Ledger
 from backend_client.cloud.attempt import CloudAttempt, CloudState, check_model, usage_in
 from backend_client.errors import ClientClosed, CloudError, CloudRejected, ConfigurationError, StreamInterrupted
 from backend_client.fleet.node import Availability
-from backend_client.http.answers import choices_in, completion_in, read_json, reading, vectors_in
-from backend_client.http.messages import ModelReport, NotAnAnswer, Request, Vectors, encode, plain_name
+from backend_client.http.answers import choices_in, completion_in, reading, vectors_in
+from backend_client.http.messages import ModelReport, NotAnAnswer, Request, Vectors, encode, plain_name, read_json
 from backend_client.http.replies import Forwarded, TokenCount, asks_for_stream, tokens_of_prompt
 from backend_client.http.routes import hides_usage, only_on_nodes, texts_to_embed
 from backend_client.http.stream_forms import (

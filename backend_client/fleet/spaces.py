@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from backend_client.errors import BadReply, ConfigurationError, SpaceChanged, VectorSpaceMismatch
 from backend_client.fleet.node import Lease
 from backend_client.fleet.pool import Pool
-from backend_client.http.messages import KnownSpace, ModelReport, Request, plain_name
+from backend_client.http.messages import KnownSpace, ModelReport, Reply, Request, Vectors, plain_name
+from backend_client.http.routes import dimensions_asked
 
 # Stands for the default model, if the cloud answered before a node named it. No caller can name a model so.
 _NO_MODEL = "\0"
@@ -129,15 +130,22 @@ class Bindings:
         """Bind the length of vectors in a space, for callers who keep such vectors."""
         self._dimensions[space] = dimensions
 
-    def check(self, lease: Lease, *, model: str, space: str, dimensions: int, asked: int | None = None) -> None:
+    def check(self, lease: Lease, reply: Reply, vectors: Vectors) -> None:
         """Check an answer against the name that was requested, the report of the node that gave it, and the bindings.
 
-        A name that is not bound yet is bound to the space of the answer. `model` is the model that the node names,
-        `asked` the dimensions that the request asked for. Vectors that were cut are in the space `SPACE-DIMENSIONS`;
-        the name is bound to `SPACE`. Raises SpaceChanged for an answer in another space, BadReply for another model's,
-        or vectors that cannot be in that space.
+        A name that is not bound yet is bound to the space of the answer. Vectors that were cut are in the space
+        `SPACE-DIMENSIONS`; the name is bound to `SPACE`. Raises SpaceChanged for an answer in another space than the
+        one that was requested, or is bound, BadReply for one without a space, or vectors that cannot be in that space.
         """
-        node = lease.node.url
+        node, space = lease.node.url, reply.headers.get("x-space")
+        model = reply.headers.get("x-model") or lease.model
+        if not space:
+            raise BadReply("the reply lacks X-Space: these are not a node's vectors", node=node)
+        # A request without texts gets no vectors.
+        if not len(vectors):
+            return
+        dimensions = vectors.shape[1]
+        asked = dimensions_asked(lease.request) if lease.request.body.get("dimensions") else None
         if asked is not None and dimensions != asked:
             raise BadReply(f"{asked} dimensions were asked for, vectors of {dimensions} came", node=node)
         cut_from = space.removesuffix(f"-{asked}")

@@ -63,7 +63,7 @@ def error_body(dialect: Dialect, error: Problem) -> dict[str, Any]:
         kind = _ANTHROPIC.get(error.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": message}}
     if dialect == "ollama":
-        return {"error": message}
+        return {"error": message, "code": error.code}
     return openai_error(error.status, error.code, message, error.param)
 
 

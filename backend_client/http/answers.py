@@ -6,9 +6,7 @@ request alone as nodes accept it, so that no request can make a good reply a wro
 from __future__ import annotations
 
 import base64
-import json
 import math
-import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
@@ -22,7 +20,6 @@ from backend_client.results import ChatChoice, ToolCall, TranscriptionSegment, T
 # OpenAI's, Together's "eos" and Mistral's "model_length". Others mean that there is no answer: "abort" (vLLM), "error".
 FinishReason = Literal["stop", "length", "tool_calls", "function_call", "content_filter", "eos", "model_length"]
 
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 # What a transcription may be asked for that is not JSON.
 _PLAIN = frozenset({"text", "srt", "vtt"})
 
@@ -36,22 +33,6 @@ def reading(what: str) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise NotAnAnswer(f"the reply is not {what} ({type(error).__name__})") from None
-
-
-def read_json(body: bytes | str) -> Any:
-    """The value of a JSON text. Halves of surrogate pairs, which no text can hold, are replaced."""
-    try:
-        text = body if isinstance(body, str) else body.decode("utf-8-sig")
-        value = json.loads(text)
-        if _HALF.search(text):
-            whole = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
-            value = json.loads(whole.decode("utf-16", "replace"))
-    except (ValueError, RecursionError):
-        pass
-    else:
-        return value
-    # Raised out here: the error that came up there holds the text.
-    raise NotAnAnswer("the reply is not JSON")
 
 
 def openai_vectors(request: Mapping[str, Any], body: Any) -> Vectors:

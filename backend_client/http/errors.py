@@ -97,7 +97,7 @@ def status_error(node: str, reply: Reply, model: str | None, dialect: str = "ope
     except (ValueError, RecursionError, KeyError, TypeError):
         pass
     if dialect != "openai" and fields is not None and 400 <= status < 500:
-        fields = _in_openai_form(status, fields)
+        fields = _in_openai_form(status, _described(fields, body))
     if 400 <= status < 500 and status not in _MEANT_BY_ANYBODY and not _of_a_node(fields):
         why = "without the error body of a node; check the address, and the proxy if there is one"
         error: NPUError = BadReply(f"answered HTTP {status} {why}", node=node, status=status)
@@ -108,9 +108,8 @@ def status_error(node: str, reply: Reply, model: str | None, dialect: str = "ope
 
 
 def _in_openai_form(status: int, fields: Any) -> dict[str, Any]:
-    """A refusal in another dialect as OpenAI's has it: these name no code."""
-    text = fields.get("message") if isinstance(fields, dict) else fields
-    code = "context_length_exceeded" if "prompt is too long" in str(text) else None
+    """A refusal in another dialect as OpenAI's has it, whether it names a code, as a node's does, or not."""
+    code = fields.get("code") if isinstance(fields, dict) else None
     return {"message": "", "type": "", "code": code or _CODES.get(status, "invalid_request"), "param": None}
 
 
@@ -122,7 +121,7 @@ def event_error(node: str, data: object, model: str | None) -> NPUError:
 
 
 def _described(error: object, beside: object) -> object:
-    """What describes an error: in Ollama's form it is a text, and its code, if it has one, stands `beside` it."""
+    """What describes an error: in Ollama's form it is a text, and its code stands `beside` it."""
     return beside if isinstance(error, str) else error
 
 

@@ -29,6 +29,7 @@ Vectors = npt.NDArray[np.float32]
 _FLOAT32 = np.dtype("<f4")
 # A day of a large machine.
 _MOST_JOULES = 1e8
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -59,6 +60,36 @@ def encode(body: Mapping[str, Any]) -> bytes:
         pass
     # Raised here and not inside the handler: the error that came up there holds the text.
     raise InvalidArgument("the request has a value that JSON cannot carry, or text that is not Unicode")
+
+
+def read_json(body: bytes | str) -> Any:
+    """The value of a JSON text. Halves of surrogate pairs, which no text can hold, are replaced."""
+    try:
+        text = body if isinstance(body, str) else body.decode("utf-8-sig")
+        value = json.loads(text)
+        if _HALF.search(text):
+            whole = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+            value = json.loads(whole.decode("utf-16", "replace"))
+    except (ValueError, RecursionError):
+        pass
+    else:
+        return value
+    # Raised out here: the error that came up there holds the text.
+    raise NotAnAnswer("the reply is not JSON")
+
+
+def read_whole(check: Callable[[Mapping[str, Any], Any], Any], request: Request, reply: Reply) -> tuple[Any, Any]:
+    """The body of a reply that came whole, its JSON or its bytes, and what the check of its route reads in it.
+
+    Raises NotAnAnswer.
+    """
+    if request.path == "/embeddings" and "x-shape" in reply.headers:
+        texts = request.body.get("texts")
+        return reply.body, binary_vectors(reply, len(texts) if isinstance(texts, list) else 1)
+    body: Any = reply.body
+    if "json" in reply.headers.get("content-type", ""):
+        body = read_json(reply.body)
+    return body, check(request.body, body)
 
 
 def binary_vectors(reply: Reply, count: int | None) -> Vectors:
@@ -99,10 +130,18 @@ def check_vectors(vectors: Vectors, count: int | None) -> Vectors:
     raise NotAnAnswer("a vector is all zeros, or so small that its norm is 0: the device answers garbage")
 
 
-def costs(head: Mapping[str, str]) -> tuple[int, int | None, float | None]:
-    """The tokens of the prompt, the busy time of the NPU, and the joules; what is not a number counts as missing."""
+class Costs(NamedTuple):
+    """The tokens of the prompt, the busy time of the NPU, and the joules."""
+
+    tokens: int = 0
+    busy_us: int | None = None
+    joules: float | None = None
+
+
+def costs(head: Mapping[str, str]) -> Costs:
+    """What the head of a reply says that it cost; what is not a number counts as missing."""
     busy, energy = integer(head.get("x-npu-busy-delta-us")), head.get("x-npu-node-joules")
-    return integer(head.get("x-npu-node-token-count")) or 0, busy, joules(energy)
+    return Costs(integer(head.get("x-npu-node-token-count")) or 0, busy, joules(energy))
 
 
 def joules(value: object) -> float | None:

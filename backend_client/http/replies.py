@@ -9,8 +9,8 @@ from typing import Any
 
 from backend_client.errors import NPUError
 from backend_client.http.answers import form_value
-from backend_client.http.messages import NotAnAnswer, Reply, Request, costs, encode, joules
-from backend_client.http.routes import ROUTES, hides_usage, read_whole
+from backend_client.http.messages import Costs, NotAnAnswer, Reply, Request, costs, encode, joules, read_whole
+from backend_client.http.routes import ROUTES, hides_usage
 from backend_client.http.stream_forms import (
     INFERENCE,
     LINES,
@@ -139,6 +139,7 @@ class ReplyReader:
         self.failure: Json | None = None
         self.failed: NPUError | None = None
         self.head = Reply(200, {})
+        self.costs = Costs()
         self.events: list[StreamEvent] = []
         self.content = b""
         self.said: Json = {}
@@ -151,9 +152,9 @@ class ReplyReader:
         Raises NotAnAnswer, also for a stream that was not asked for, or of another form than the route's.
         """
         self.head = head
-        tokens, _, energy = costs(head.headers)
+        self.costs = costs(head.headers)
         # Of a recording it is not the tokens of a prompt.
-        self.count = TokenCount(0 if ROUTES[self._request.path].upload else tokens, energy)
+        self.count = TokenCount(0 if ROUTES[self._request.path].upload else self.costs.tokens, self.costs.joules)
         kind = head.headers.get("content-type", "").partition(";")[0].strip()
         if kind in STREAMS:
             asked = not self.as_bytes or ROUTES[self._request.path].upload or asks_for_stream(self._request)
@@ -163,7 +164,7 @@ class ReplyReader:
             return None
         if not self.as_bytes:
             raise NotAnAnswer("the reply is not an event stream")
-        data, found = read_whole(self._request, head)
+        data, found = read_whole(ROUTES[self._request.path].check, self._request, head)
         self.begun = self.ended = self.count.complete = True
         self.content = head.body
         self._check(head.headers, data)

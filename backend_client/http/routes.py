@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from backend_client.http import answers, stream_forms
-from backend_client.http.messages import ModelKind, Reply, Request, binary_vectors, plain_texts, writing_kind
+from backend_client.http.messages import ModelKind, Request, plain_texts, writing_kind
 from backend_client.http.stream_forms import StreamForm, WholeForm
 
 Dialect = Literal["openai", "anthropic", "ollama"]
@@ -111,20 +111,6 @@ ROUTES: Mapping[str, Route] = {
     "/v1/audio/transcriptions": _AUDIO,
     "/v1/audio/translations": _AUDIO,
 }  # fmt: skip
-
-
-def read_whole(request: Request, reply: Reply) -> tuple[Any, Any]:
-    """The body of a reply that came whole, its JSON or its bytes, and what its route's check reads in it.
-
-    Raises NotAnAnswer.
-    """
-    if request.path == "/embeddings" and "x-shape" in reply.headers:
-        texts = request.body.get("texts")
-        return reply.body, binary_vectors(reply, len(texts) if isinstance(texts, list) else 1)
-    body: Any = reply.body
-    if "json" in reply.headers.get("content-type", ""):
-        body = answers.read_json(reply.body)
-    return body, ROUTES[request.path].check(request.body, body)
 
 
 def runs_on_device(request: Request) -> bool:

@@ -15,10 +15,9 @@ from backend_client.http.answers import (
     check_generation,
     check_ollama_part,
     completions_asked,
-    read_json,
     reading,
 )
-from backend_client.http.messages import NotAnAnswer
+from backend_client.http.messages import NotAnAnswer, read_json
 from backend_client.results import RawReply
 
 Json = dict[str, Any]

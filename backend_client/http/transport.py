@@ -16,8 +16,15 @@ from pydantic import ValidationError
 
 from backend_client.errors import AttemptTimeout, BadReply, ConnectionLost, NodeError, NodeUnreachable
 from backend_client.http.addresses import Identity
-from backend_client.http.answers import read_json
-from backend_client.http.messages import GATEWAY, OWN_IDS, HealthReport, NotAnAnswer, Reply, new_request_id
+from backend_client.http.messages import (
+    GATEWAY,
+    OWN_IDS,
+    HealthReport,
+    NotAnAnswer,
+    Reply,
+    new_request_id,
+    read_json,
+)
 from backend_client.http.stream_forms import STREAMS
 from backend_client.options import ClientOptions
 

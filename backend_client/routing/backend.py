@@ -27,14 +27,15 @@ from backend_client.fleet.runtime import Runtime
 from backend_client.http import messages
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.messages import (
+    Costs,
     ModelReport,
     Reply,
     Request,
-    Vectors,
     costs,
     joules,
     plain_name,
     read_from,
+    read_whole,
 )
 from backend_client.http.replies import (
     Forwarded,
@@ -43,7 +44,7 @@ from backend_client.http.replies import (
     asks_for_stream,
     passed_on,
 )
-from backend_client.http.routes import ROUTES, dimensions_asked, read_whole, runs_on_device
+from backend_client.http.routes import ROUTES, runs_on_device
 from backend_client.http.stream_forms import EventStream, StreamForm, WholeForm, usage_of
 from backend_client.lifetime import STARTED, Deadline, OpenCalls, in_daemon_thread, owning
 from backend_client.options import LONGEST_S, ClientOptions
@@ -78,13 +79,9 @@ class FleetBackend:
         return [model for node in self.runtime.pool.nodes.values() for model in node.models.values()]
 
     async def embed(self, request: Request) -> EmbedBatch:
-        call, lease, (head, _, vectors) = await self._serve(request)
-        return EmbedBatch(
-            vectors=vectors,
-            space=head.headers["x-space"],
-            usage=Usage(costs(head.headers)[0]),
-            **_origin(call, lease, head.headers, {}),
-        )
+        call, lease, (head, spent, _, vectors) = await self._serve(request)
+        origin = _origin(call, lease, head.headers, spent, {})
+        return EmbedBatch(vectors=vectors, space=head.headers["x-space"], usage=Usage(spent.tokens), **origin)
 
     async def send(self, request: Request) -> RawReply:
         """The whole reply to a request.
@@ -93,40 +90,44 @@ class FleetBackend:
         a long answer. Nothing has reached the caller before the end, so a failure in the middle is retried like any
         other.
         """
-        call, lease, (head, body, _) = await self._serve(request)
-        return _raw_reply(call, lease, head, body, body)
+        call, lease, (head, spent, body, _) = await self._serve(request)
+        return _raw_reply(call, lease, head, spent, body, body)
 
-    async def _serve(self, request: Request) -> tuple[Call, Lease, tuple[Reply, Any, Any]]:
-        """The head of a whole reply, its body, and what the route's check reads in it."""
-        transport = self.runtime.start()
+    async def _serve(self, request: Request) -> tuple[Call, Lease, tuple[Reply, Costs, Any, Any]]:
+        """The head of a whole reply, what that says of its costs, its body, and what the route's check reads in it."""
+        transport = self.runtime.transport or self.runtime.start()
         route = ROUTES[request.path]
         form = route.form_of(request) if route.form else None
         limit = None if form or request.kind == "transcription" else self._options.timeouts.attempt
         accept = _EVENTS if form else "*/*" if request.path != "/embeddings" else "application/octet-stream"
         call = self._begin(request, limit, accept, by_token=form is not None)
 
-        async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[Reply, Any, Any]:
+        async def attempt(lease: Lease, headers: dict[str, str]) -> tuple[Reply, Costs, Any, Any]:
             if form is None:
                 content = await _encode(call, None, headers)
                 reply = await transport.request(lease.node.url, "POST", request.path, content, headers)
                 return self._read_whole(lease, reply)
             reader, _ = await self._open(call, form, lease, headers, to_end=True)
             body = form.whole(reader.events)
-            return reader.head, body, read_from(lease.node.url, ROUTES[request.path].check, request.body, body)
+            found = read_from(lease.node.url, ROUTES[request.path].check, request.body, body)
+            return reader.head, reader.costs, body, found
 
-        found, lease = await self.dispatcher.run(call, attempt)
-        return call, lease, found
+        reply, lease = await self.dispatcher.run(call, attempt)
+        return call, lease, reply
 
-    def _read_whole(self, lease: Lease, reply: Reply) -> tuple[Reply, Any, Any]:
+    def _read_whole(self, lease: Lease, reply: Reply) -> tuple[Reply, Costs, Any, Any]:
         """Read and check a reply that came whole, be it a refusal."""
         node, request = lease.node.url, lease.request
         if reply.status != 200:
             raise status_error(node, reply, request.model)
-        body, found = read_from(node, read_whole, request, reply)
-        _check(lease, reply.headers, body)
+        _check(lease, reply.headers)
+        body, found = read_from(node, read_whole, ROUTES[request.path].check, request, reply)
+        spent = costs(reply.headers)
+        if isinstance(body, dict):
+            _check(lease, None, body)
         if request.kind == "embedding":
-            self._check_space(lease, reply, found)
-        return reply, body, found
+            self.runtime.bindings.check(lease, reply, found)
+        return reply, spent, body, found
 
     async def open(self, request: Request) -> EventStream:
         """Open a stream on one node after another; once the answer has begun, that node's answer is the answer."""
@@ -163,7 +164,7 @@ class FleetBackend:
         else:
             content = self._follow(call, lease, reader, parts, reader.take_content)
         head = reader.head.headers
-        origin = Origin(**_origin(call, lease, head, {}))
+        origin = Origin(**_origin(call, lease, head, reader.costs, {}))
         return Forwarded(passed_on(head), origin, call.attempts, reader.count, content)
 
     def _begin(
@@ -203,7 +204,7 @@ class FleetBackend:
                         raise status_error(node, part, request.model, ROUTES[request.path].dialect)
                     found = read_from(node, reader.begin, part)
                     if reader.ended and request.kind == "embedding":
-                        self._check_space(lease, part, found)
+                        self.runtime.bindings.check(lease, part, found)
                     continue
                 try:
                     self._read(lease, reader, part)
@@ -270,8 +271,8 @@ class FleetBackend:
                     break
                 try:
                     async with self.runtime.calls.open():
-                        left = quiet_until.remaining()
-                        part = await self.dispatcher.guard(lease, lambda: anext(parts, None), until, left)
+                        left, quiet = until.remaining(), quiet_until.remaining()
+                        part = await self.dispatcher.guard(lease, lambda: anext(parts, None), until, left, quiet)
                     heard = len(reader.texts)
                     self._read(lease, reader, part)
                     if len(reader.texts) > heard:
@@ -287,7 +288,7 @@ class FleetBackend:
             texts = reader.texts[:handed_on]
             raise StreamInterrupted.after(texts, failure, attempts=call.attempts, request_id=call.request.request_id)
         if not reader.as_bytes:
-            yield _raw_reply(call, lease, reader.head, reader.said, None)
+            yield _raw_reply(call, lease, reader.head, reader.costs, reader.said, None)
 
     def _check_caller(self, until: Deadline) -> None:
         """Raise NPUError where what has come already is not for the caller any more."""
@@ -325,17 +326,6 @@ class FleetBackend:
         probed = [pool.nodes[url] for url, _ in found if url in pool.nodes]
         await asyncio.gather(*map(self.runtime.prober.probe, probed))
         return any(node.resolve(model) is not None for node in pool.nodes.values())
-
-    def _check_space(self, lease: Lease, reply: Reply, vectors: Vectors) -> None:
-        """Raises SpaceChanged for vectors of another space than the one that was requested, or is bound."""
-        space = reply.headers.get("x-space")
-        model = reply.headers.get("x-model") or lease.model
-        if not space:
-            raise BadReply("the reply lacks X-Space: these are not a node's vectors", node=lease.node.url)
-        # A request without texts gets no vectors.
-        if len(vectors):
-            asked = dimensions_asked(lease.request) if lease.request.body.get("dimensions") else None
-            self.runtime.bindings.check(lease, model=model, space=space, dimensions=vectors.shape[1], asked=asked)
 
 
 def _check(lease: Lease, head: Mapping[str, str] | None, *bodies: Any) -> None:
@@ -379,21 +369,21 @@ def _check_model(lease: Lease, answered: object) -> None:
         raise BadReply(f"was asked for {asked} and answered as {what}", node=node.url, contradicts=True)
 
 
-def _raw_reply(call: Call, lease: Lease, head: Reply, said: Any, body: Any) -> RawReply:
+def _raw_reply(call: Call, lease: Lease, head: Reply, spent: Costs, said: Any, body: Any) -> RawReply:
     """The reply with this `body`; `said` is what its body or its last events say of its costs."""
     said = said if isinstance(said, dict) else {}
     prompt, completion = usage_of(said)
     # Of a recording nodes count positions of audio, and only those of its first part.
-    counted = 0 if lease.request.kind == "transcription" else costs(head.headers)[0]
-    usage = Usage(prompt or counted, completion)
-    return RawReply(status=head.status, body=body, usage=usage, **_origin(call, lease, head.headers, said))
+    counted = 0 if lease.request.kind == "transcription" else spent.tokens
+    origin = _origin(call, lease, head.headers, spent, said)
+    return RawReply(status=head.status, body=body, usage=Usage(prompt or counted, completion), **origin)
 
 
-def _origin(call: Call, lease: Lease, head: Mapping[str, str], said: Mapping[str, Any]) -> dict[str, Any]:
+def _origin(call: Call, lease: Lease, head: Mapping[str, str], spent: Costs, said: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `Origin`, for every result of a node."""
     # A stream's device and costs are known only at its end, so the body goes before the headers.
-    _, busy, energy = costs(head)
-    later, device, emulated = (said.get(name) for name in ("npu_busy_delta_us", "device", "emulated"))
+    later, device, emulated = said.get("npu_busy_delta_us"), said.get("device"), said.get("emulated")
+    energy = joules(said["joules"]) if "joules" in said else None
     return {
         "source": "node",
         "node": lease.node.url,
@@ -402,8 +392,8 @@ def _origin(call: Call, lease: Lease, head: Mapping[str, str], said: Mapping[str
         "request_id": call.request.request_id,
         "attempts": tuple(call.attempts),
         "route_reason": head.get("x-npu-node-route-reason"),
-        "npu_busy_delta_us": later if type(later) is int else busy,
-        "joules": joules(said.get("joules")) or energy,
+        "npu_busy_delta_us": later if type(later) is int else spent.busy_us,
+        "joules": energy or spent.joules,
         "emulated": emulated if isinstance(emulated, bool) else head.get("x-npu-emulated") == "true",
         "headers": head,
     }

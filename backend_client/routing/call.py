@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -92,14 +93,14 @@ class Call:
         """How many engines died under it, perhaps because of it; a node runs it alone then."""
         return sum(attempt.code == "engine_crashed" for attempt in self.attempts)
 
-    def headers(self) -> dict[str, str]:
-        """The headers of an attempt, but for the type of its content; the remaining time is that of this moment."""
+    def headers(self, left: float) -> dict[str, str]:
+        """The headers of an attempt that begins `left` seconds before the deadline, but for the type of its content."""
         request = self.request
         headers = {"Accept": self.accept, "X-Request-ID": request.request_id}
-        if self.streamed:
-            headers["X-NPU-Start-Timeout-Ms"] = str(request.deadline.remaining_ms())
-        if whole := request.ends if self.streamed else request.deadline:
-            headers["X-Request-Timeout-Ms"] = str(whole.remaining_ms())
+        # Rounded down: the node must not think it has longer than we wait.
+        headers["X-NPU-Start-Timeout-Ms" if self.streamed else "X-Request-Timeout-Ms"] = str(int(left * 1000))
+        if self.streamed and request.ends:
+            headers["X-Request-Timeout-Ms"] = str(request.ends.remaining_ms())
         if request.priority != "interactive":
             headers["X-Priority"] = request.priority
         if not self.may_wait:
@@ -144,7 +145,8 @@ class Dispatcher:
                     reraise=True,
                 ):
                     with attempt:
-                        value, lease = await self._attempt(call, send)
+                        left = call.request.deadline.remaining()
+                        value, lease = await self._attempt(call, send, left)
                         if settle:
                             self.settle(call, lease, None)
                         return value, lease
@@ -242,15 +244,15 @@ class Dispatcher:
         lease: Lease,
         work: Callable[[], Awaitable[R]],
         until: Deadline,
+        left: float,
         limit: float,
         next_limit: float = LONGEST_S,
     ) -> R:
-        """Await a node's work until the deadline, and no longer than the node lives. Its first sign of life may take
-        `limit` seconds, and each one after that `next_limit`.
+        """Await a node's work until the deadline, in `left` seconds, and no longer than the node lives. Its first sign
+        of life may take `limit` seconds, and each one after that `next_limit`.
 
         Raises DeadlineExceeded, AttemptTimeout, NodeLost, ClientClosed, or what the work raised.
         """
-        remaining = until.remaining()
         url = lease.node.url
 
         def heard() -> None:
@@ -259,11 +261,11 @@ class Dispatcher:
             renew(scope, limit, until)
 
         late = f"the call's deadline passed while {url} worked on it; increase `timeout` or send less"
-        if not remaining:
+        if not left:
             # What is in a buffer already comes without waiting, and no timeout would end that.
             raise DeadlineExceeded(late)
         try:
-            async with asyncio.timeout(min(limit, remaining)) as scope:
+            async with asyncio.timeout(min(limit, left)) as scope:
                 lease.on_lost = lambda: end_now(scope)
                 lease.on_heard = heard
                 lease.waiting_since = self._pool.clock()
@@ -282,31 +284,35 @@ class Dispatcher:
             raise AttemptTimeout(f"did not answer within {limit:.3g} s", node=url)
         raise DeadlineExceeded(late)
 
-    def limits(self, call: Call, lease: Lease) -> tuple[float, float]:
+    def limits(self, call: Call, lease: Lease, left: float) -> tuple[float, float]:
         """Seconds that this node gets for its first sign of life, and for each next one.
 
-        A share of the remaining time while another node could take over and a retry is affordable; shorter where the
+        A share of the `left` time while another node could take over and a retry is affordable; shorter where the
         call's `failover` says so. A node that has to load the model first gets longer than an attempt usually may, but
         no more than the share where the cloud could take over.
         """
         request = call.request
         limit = LONGEST_S if lease.loading or call.attempt_timeout is None else call.attempt_timeout
         if not call.may_wait or (lease.loading and request.cloud_takes_over()):
-            limit = min(limit, request.deadline.remaining() * self._share)
+            limit = min(limit, left * self._share)
         early = request.failover
         if call.by_token and early != NO_FAILOVER and (not call.may_wait or request.cloud_takes_over()):
             return min(limit, early.first_token_s or LONGEST_S), min(limit, early.stall_s or LONGEST_S)
         return limit, limit
 
-    async def _attempt(self, call: Call, send: Send[R]) -> tuple[R, Lease]:
-        lease = await self._lend(call)
+    async def _attempt(self, call: Call, send: Send[R], left: float) -> tuple[R, Lease]:
+        lease, left = await self._lend(call, left)
         call.tried.add(lease.node.url)
         call.sent += 1
         may_retry = call.sent < self._options.attempts and self.budget.affords_one
         call.may_wait = not (may_retry and self.elsewhere(call))
         try:
             value = await self.guard(
-                lease, partial(send, lease, call.headers()), call.request.deadline, *self.limits(call, lease)
+                lease,
+                partial(send, lease, call.headers(left)),
+                call.request.deadline,
+                left,
+                *self.limits(call, lease, left),
             )
         except BaseException as error:
             if isinstance(error, NodeError) and not error.sent:
@@ -315,22 +321,22 @@ class Dispatcher:
             raise
         return value, lease
 
-    async def _lend(self, call: Call) -> Lease:
-        """Lease a node for the next attempt. While a node's state is unknown, wait for its first probe."""
-        while True:
-            if not call.request.deadline.remaining():
-                raise DeadlineExceeded("the call's time was up before a node could be asked")
+    async def _lend(self, call: Call, left: float) -> tuple[Lease, float]:
+        """Lease a node for an attempt that has `left` seconds; return what it has then. While a node's state is
+        unknown, wait for its first probe.
+        """
+        while left:
             if self._runtime.bindings.complete(call.request):
                 try:
-                    return self._pool.acquire(call.request, call.tried)
+                    return self._pool.acquire(call.request, call.tried), left
                 except (NPUUnavailableError, RequestRejected):
                     if not self._pool.unseen:
                         raise
-            try:
-                async with asyncio.timeout(call.request.deadline.remaining()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
                     await self._runtime.prober.wait_for_probe()
-            except TimeoutError:
-                continue
+            left = call.request.deadline.remaining()
+        raise DeadlineExceeded("the call's time was up before a node could be asked")
 
     def elsewhere(self, call: Call) -> bool:
         """Whether a node that the call has not asked yet could take it now."""

@@ -127,11 +127,14 @@ def _devices(built: Dashboard) -> None:
     text = "Low under load: the device is throttled or its power is capped."
     built.with_panel(graph("NPU clock", text, "hertz", (clock, "clock, emulated={{emulated}}"), width=HALF))
     watts = f"sum by (model, device) (rate(npu_node_energy_joules_total{{{_I}}}{_R}))"
-    text = "Of the NPU, or of the processor's package for CPU and GPU. None where no counter can be read."
+    text = (
+        "Of the NPU, or of the processor's package for CPU and GPU: models that run together each count all of it, so "
+        "their sum is too much. None where no counter can be read."
+    )
     built.with_panel(graph("Power of answers", text, "watt", (watts, _PLACE), width=HALF))
     tokens = f"sum by (model, device) (rate(npu_node_generation_tokens_total{{{_I}}}{_R})) / {watts}"
     texts = f"sum by (model, device) (rate(npu_node_embedded_texts_total{{{_I}}}{_R})) / {watts}"
-    text = "Tokens that were generated, and texts that were embedded, with one joule."
+    text = "Tokens that were generated, and texts that were embedded, with one joule; too few if models run together."
     queries = ((tokens, f"tokens, {_PLACE}"), (texts, f"texts, {_PLACE}"))
     built.with_panel(graph("Work per joule", text, "short", *queries, width=HALF))
 

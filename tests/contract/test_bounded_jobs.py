@@ -105,6 +105,12 @@ def test_six_thousand_characters_of_any_plane_are_taken(sidecar):
         assert reply["input_truncated"]["kept_characters"] < 6000
 
 
+def test_a_long_input_leaves_room_for_as_many_tokens_as_are_asked_for(sidecar):
+    few, many = (sidecar.generate(text="a " * 3000, tokens=tokens)[1] for tokens in (1, 256))
+    kept = [reply["input_truncated"]["kept_characters"] for reply in (few, many)]
+    assert kept[0] - kept[1] > 256, kept
+
+
 def test_everything_else_is_not_found(sidecar):
     for method, path in (("GET", "/"), ("GET", "/health"), ("POST", "/v1/chat/completions"), ("GET", "/metrics")):
         assert sidecar.request(method, path) == (404, {"error": "not found"})

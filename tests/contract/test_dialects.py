@@ -37,7 +37,7 @@ def chat(**fields):
 
 def message_of(path, body):
     if path.startswith("/api/"):
-        assert set(body) == {"error"}
+        assert set(body) == {"error", "code"}
         return body["error"]
     assert set(body["error"]) == {"message", "type", "code", "param"}
     return body["error"]["message"]
@@ -52,7 +52,8 @@ async def test_a_full_node_says_so_as_each_dialect_does(http, narrow_node):
         assert openai.headers["x-should-retry"] == "true"
         ollama, told = await post(http, narrow_node.url + CHATS[1], chat())
         assert ollama.status == 503
-        assert told == {"error": "server busy, please try again. maximum pending requests exceeded"}
+        busy = "server busy, please try again. maximum pending requests exceeded"
+        assert told == {"error": busy, "code": "overloaded"}
         body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}
         anthropic, told = await post(http, narrow_node.url + "/v1/messages?beta=true", body)
         assert (anthropic.status, told["error"]["type"]) == (429, "rate_limit_error")

@@ -10,7 +10,7 @@ import yaml
 
 from worker_node.devices.blobs import _WITH_WEIGHTS
 from worker_node.devices.energy import REGISTERS
-from worker_node.doctor.drivers import NPUS, known_drivers
+from worker_node.doctor.checks import NPUS, known_drivers
 from worker_node.tasks.generate.building import _ONE_CHUNK
 
 ROOT = Path(__file__).parents[2]

@@ -104,20 +104,3 @@ async def test_a_call_matches_its_schema_after_calls_that_did_not(http, whole_no
         found = json.loads(arguments)
         assert set(found) == {"city", "days"}
         jsonschema_rs.Draft202012Validator(WEATHER).validate(found)
-
-
-@pytest.mark.parametrize(
-    ("part", "place"),
-    [
-        ({"type": "string", "pattern": "(?<=x)y"}, ".properties.a.pattern"),
-        # Over a bound: calls are left free.
-        ({"type": "string", "pattern": "^(.{1,60}){2}$"}, ""),
-    ],
-)
-async def test_a_schema_that_cannot_be_enforced_is_listed(http, whole_node, part, place):
-    parameters = {"type": "object", "properties": {"a": part}}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}], "tools": tools, "max_tokens": 4}
-    async with http.post(whole_node.url + "/v1/chat/completions", json=body) as reply:
-        assert reply.status == 200
-        assert reply.headers["X-NPU-Node-Ignored"] == f"tools_0_.function.parameters{place}"

@@ -111,6 +111,17 @@ def test_a_cancelled_generation_gives_its_cache_back_without_waiting_for_another
     assert (stats.running, stats.waiting, stats.kv_cache_usage) == (0, 0, 0.0)
 
 
+def test_an_answer_says_what_it_took_with_each_delta_after_which_the_edge_may_stop_it(runner):
+    said = defaultdict(list)
+    for number, may_stop in ((1, False), (2, True)):
+        runner.submit(msgspec.structs.replace(job(number, PROMPT, 5), edge_may_stop=may_stop))
+    while runner.has_work:
+        for event in step(runner):
+            for delta in event.deltas:
+                said[delta.id].append(delta.busy is not None)
+    assert said == {1: [False] * 4 + [True], 2: [True] * 5}
+
+
 def test_a_stream_that_has_begun_goes_on_after_its_deadline_until_it_must_end(runner, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(continuous.time, "monotonic", lambda: now[0])

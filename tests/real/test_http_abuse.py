@@ -70,20 +70,6 @@ async def test_an_error_names_what_is_wrong(node, http, method, path, body, stat
         assert status != 405 or reply.headers["Allow"] == {EMBED: "POST", "/health": "GET, HEAD"}[path]
 
 
-async def test_a_body_over_the_limit_is_a_413_declared_or_not(node, http):
-    async def chunks():
-        for _ in range(150):
-            yield b" " * 65536
-
-    async with http.post(node.url + EMBED, data=chunks()) as reply:
-        assert (await error_of(reply, 413))["code"] == "payload_too_large"
-    reader, writer = await connect(node)
-    writer.write(b"POST /embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n")
-    assert b" 413 " in await reader.readline()
-    writer.close()
-    await writer.wait_closed()
-
-
 async def connect(node):
     host, port = node.url.removeprefix("http://").split(":")
     return await asyncio.open_connection(host, int(port))

@@ -6,7 +6,6 @@ The proof is the NPU's busy counter, read before and after the generation, under
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import platform
@@ -31,6 +30,7 @@ from worker_node.engines.protocol import EngineState, EngineStatus, JobEngine
 from worker_node.manager.placement import Placement
 from worker_node.models.catalog import Catalog
 from worker_node.models.directory import WEIGHTS_FILE, InstalledModel, peek_config, read_directory
+from worker_node.models.downloads import file_sha256
 from worker_node.models.store import ModelStore
 from worker_node.node import Node
 from worker_node.serving.build import Machine, build_model, known_problem
@@ -152,6 +152,7 @@ class JobService:
                     shaped = request.job.shape(text)
             generate_s = time.monotonic() - started
             after = self.npu.busy_time() if before.value is not None else before
+
         delta = None if before.value is None or after.value is None else after.value - before.value
         payload: dict[str, Any] = {
             "model": self.model_id,
@@ -170,6 +171,7 @@ class JobService:
             "npu_busy_after_us": after.value,
             "cache_dir": self.cache_dir,
         }
+
         error = None if shaped else "the model gave no usable text; try again with another input or more tokens"
         if before.value is None:
             error = (
@@ -267,8 +269,7 @@ def identify(installed: InstalledModel, weights: Container[str] = ()) -> Identit
     reference = Catalog.load().find(REFERENCE_MODEL)
     if reference is None or not reference.describes(peek_config(installed.path / "config.json")):
         return Identity.OTHER
-    with (installed.path / WEIGHTS_FILE).open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = file_sha256(installed.path / WEIGHTS_FILE)
     # What was pulled was compared with the hub's own hashes when it arrived.
     pulled = installed.source_sha256.values() if installed.source == str(reference.source) else ()
     known = found in reference.weights or found in weights or found in pulled
@@ -450,6 +451,7 @@ async def measure_jobs(service: JobService, repeat: int) -> dict[str, Any]:
     began = time.monotonic()
     first = await service.run(make_request("title", SAMPLE))
     cold_s = time.monotonic() - began
+
     failures = [first.error] if first.error else []
     jobs: dict[str, Any] = {}
     for name in sorted(JOBS):
@@ -467,6 +469,7 @@ async def measure_jobs(service: JobService, repeat: int) -> dict[str, Any]:
             "limit_s": WARM_LIMIT_S[name],
             "json_null": nulls,
         }
+
     problems = list(failures)
     if cold_s > COLD_LIMIT_S:
         problems.append(f"the cold first generation took {cold_s:.1f} s, accepted are {COLD_LIMIT_S:g}")
@@ -475,6 +478,7 @@ async def measure_jobs(service: JobService, repeat: int) -> dict[str, Any]:
             problems.append(f"no-go: {name} has a p95 of {figures['p95_s']:.1f} s, over {NO_GO_P95_S:g}")
         elif figures["p50_s"] >= figures["limit_s"]:
             problems.append(f"{name} took {figures['p50_s']:.1f} s, accepted is less than {figures['limit_s']:g}")
+
     evidence = service.model_id == PUBLISHED_NAME and not service.npu.emulated
     return {
         "model": service.model_id,

@@ -136,6 +136,7 @@ class Certification:
         self._plan = plan
         self._say = say
         self._agreements: list[Agreement] = []
+
         model = node.model()
         self._kind: str = model["kind"]
         engine = model["engines"][0]
@@ -188,6 +189,7 @@ class Certification:
             found = self._agreement(length)
             self._agreements.append(found)
             self._say(f"  {length} tokens: {'agrees' if found.right else 'another answer'}")
+
         wrong = [each.length for each in self._agreements if not each.right]
         parted = sum(each.right and each.margin > 0 for each in self._agreements)
         errors = [each.logprob_error for each in self._agreements if each.logprob_error is not None]
@@ -198,6 +200,7 @@ class Certification:
             "largest_logprob_error": round(max(errors), 3) if errors else None,
             "bound": MARGIN,
         }
+
         count = len(self._agreements)
         longer = [each for each in self._agreements if wrong and each.length >= wrong[0]]
         if len(longer) == count or len(longer) > 2 * len(wrong):
@@ -213,6 +216,7 @@ class Certification:
         if not wrong:
             self.limit = self._prompt_limit
             return f"the whole window, {self._window} tokens", {"tokens": self._window}
+
         low, high = max((each.length for each in self._agreements if each.length < wrong[0]), default=0), wrong[0]
         if not low:
             raise Failed("not even the shortest prompt is answered rightly", tokens=0)
@@ -223,6 +227,7 @@ class Certification:
             else:
                 high = middle
             self._say(f"  between {low} and {high} tokens")
+
         self.limit = low
         values = {"tokens": low, "wrong_from": high, "window": self._window}
         return f"{low} tokens; from {high} on answers are wrong, in a window of {self._window}", values
@@ -244,6 +249,7 @@ class Certification:
         except PromptTooLong as error:
             raise Skipped(f"the window is too small: {error.message}") from None
         _check_fruit("the answer to a strict schema", text)
+
         tool = {"type": "function", "function": {"name": "count", "strict": True, "parameters": schema}}
         choice = {"type": "function", "function": {"name": "count"}}
         try:
@@ -266,6 +272,7 @@ class Certification:
             first.append(times[0])
             if len(times) > 2:
                 speeds.append((len(times) - 1) / max(1e-6, times[-1] - times[0]))
+
         self.rates["tokens_per_s"] = _rate(statistics.median(speeds)) if speeds else None
         self.rates["prompt_tokens_per_s"] = _rate(lengths[-1] / first[-1])
         values: Json = {"lengths": lengths, "first_token_s": [round(seconds, 3) for seconds in first], **self.rates}
@@ -307,6 +314,7 @@ class Certification:
     def vectors(self) -> Found:
         cosines = []
         sent = inputs.texts(self._window, self._plan.texts)
+
         alone = [self.node.vectors([text])[0] for text in sent]
         # The device may compute several of these at the same time.
         together = self.node.vectors(sent)
@@ -316,6 +324,7 @@ class Certification:
                 raise Failed(f"a text of {len(text.split())} words has no vector of {len(expected)} numbers")
             lengths = float(np.linalg.norm(found) * np.linalg.norm(expected))
             cosines.append(float(found @ expected) / max(1e-12, lengths))
+
         lowest = min(cosines)
         values = {"lowest": round(lowest, 6), "mean": round(statistics.fmean(cosines), 6), "bound": COSINE}
         wrong = [text for text, cosine in zip(sent * 2, cosines, strict=True) if cosine < COSINE]
@@ -410,6 +419,7 @@ class Certification:
             raise Failed("the busy counter stood still while the device worked: nothing proves where this was computed")
         if busy > took * 1.05 + 2_000:
             raise Failed(f"the busy counter moved by {busy} µs in a request of {took:.0f} µs: others use the device")
+
         expected = None
         if self._kind == "embedding":
             # The text runs in the shortest length that holds it.
@@ -433,6 +443,7 @@ class Certification:
             count, what = len(texts), "texts"
         else:
             reply, count, what = self._work(), 1, "requests"
+
         joules = reply["_joules"]
         if joules is None:
             npu = self.node.health()["npu"]["reasons"].get("energy_uj") if self._device == "NPU" else None
@@ -477,6 +488,7 @@ class Certification:
     def suspend(self) -> Found:
         if not self._plan.suspend:
             raise Skipped("only with --suspend")
+
         tool = shutil.which("rtcwake")
         if tool is None or getattr(os, "geteuid", lambda: -1)() != 0:
             raise Skipped("needs rtcwake (util-linux) and root")

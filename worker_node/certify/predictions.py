@@ -6,8 +6,6 @@ compiler knows neither the host nor the driver, so admission, routing and verdic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
 from importlib import resources
 
 import msgspec
@@ -38,14 +36,10 @@ def in_words(predicted: Range | None, unit: str) -> str:
     return f"; Intel's compiler predicts {least:g} to {most:g} {unit}"
 
 
-@cache
-def _all() -> Sequence[Prediction]:
-    content = resources.files(__package__).joinpath("predictions.json").read_bytes()
-    return msgspec.json.decode(content, type=list[Prediction])
-
-
 def predictions_for(model: str, weights: str, architecture: str) -> list[Prediction]:
     """The predictions for one model on one architecture, by the length it is compiled for; none where unknown."""
+    content = resources.files(__package__).joinpath("predictions.json").read_bytes()
     wanted = (model, weights, architecture)
-    found = [each for each in _all() if (each.model, each.weights, each.architecture) == wanted]
+    every = msgspec.json.decode(content, type=list[Prediction])
+    found = [each for each in every if (each.model, each.weights, each.architecture) == wanted]
     return sorted(found, key=lambda each: each.tokens)

@@ -72,6 +72,7 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
 
     key = f"{identity.model_hash} {identity.openvino}"
     stored = shipped_reference(identity.model, key) if run.reference is None else read_reference(run.reference, key)
+
     checks = [_doctor(run)] if device is Device.NPU and not emulated else []
     load = CheckResult(name="load", status="passed", detail="", facts=[8, 11, 14], values={})
     limit, rates, efficiency = None, Rates(), Efficiency()
@@ -91,11 +92,15 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
             detail = f"{error.message}{under_faults}"[:1000]
             checks.append(load.model_copy(update={"status": "failed", "detail": detail}))
         origin = reference.origin
+
     verdict: Verdict = "limited" if any("wrong_from" in check.values for check in checks) else "certified"
     if any(check.status == "failed" for check in checks):
         verdict = "failed"
     elif run.plan.only:
         verdict = "incomplete"
+
+    supply = power_source(run.settings.energy_sysfs)
+    frequencies = Frequencies(**frequency_limits(run.settings.npu_sysfs or find_npu()))
     return Passport(
         **asdict(identity),
         verdict=verdict,
@@ -106,7 +111,7 @@ def certify(run: Run, say: Callable[[str], None]) -> Passport:
         limits=Limits(max_prompt_tokens=limit),
         rates=rates,
         efficiency=efficiency,
-        power=_power(run.settings),
+        power=Power(source=supply.source, adapter_watts=supply.adapter_watts, npu_mhz=frequencies),
         checks=checks,
     )
 
@@ -140,13 +145,6 @@ def _start_cpu(run: Run, say: Callable[[str], None]) -> RunningNode:
     say("  starting a node on the CPU for comparison")
     without = {"npu_emulation": False, "faults": None}
     return RunningNode(run.wanted, _CPU, run.settings.model_copy(update=without), say)
-
-
-def _power(settings: NodeSettings) -> Power:
-    """What supplies this machine now, and what bounds its NPU's frequency."""
-    supply = power_source(settings.energy_sysfs)
-    limits = Frequencies(**frequency_limits(settings.npu_sysfs or find_npu()))
-    return Power(source=supply.source, adapter_watts=supply.adapter_watts, npu_mhz=limits)
 
 
 def _doctor(run: Run) -> CheckResult:

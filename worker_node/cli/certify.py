@@ -16,7 +16,7 @@ from worker_node.core.errors import ConfigurationError, ModelNotFound
 
 if TYPE_CHECKING:
     from worker_node.devices.probe import Probe
-    from worker_node.models.passports import CheckResult, Passport, PassportStore
+    from worker_node.models.passports import Passport, PassportStore
     from worker_node.settings import ModelSettings, NodeSettings
 
 
@@ -95,10 +95,6 @@ def add_passports(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.set_defaults(run=_passports)
 
 
-def _settings(args: argparse.Namespace) -> NodeSettings:
-    return settings_source(args).read_without_keys()
-
-
 def _certify(args: argparse.Namespace) -> int:
     import asyncio
 
@@ -110,7 +106,7 @@ def _certify(args: argparse.Namespace) -> int:
     from worker_node.devices.probe import probe
     from worker_node.serving.build import passport_store
 
-    settings = _settings(args)
+    settings = settings_source(args).read_without_keys()
     found = asyncio.run(probe())
     device = _device(args.device, settings, found)
     if device == "NPU" and not settings.npu_emulation and (users := npu_users()):
@@ -216,14 +212,14 @@ def _models(names: list[str], settings: NodeSettings) -> list[ModelSettings]:
 def _passports(args: argparse.Namespace) -> int:
     from worker_node.serving.build import passport_store
 
-    return int(args.act(args, passport_store(_settings(args))))
+    return int(args.act(args, passport_store(settings_source(args).read_without_keys())))
 
 
 def _list(args: argparse.Namespace, store: PassportStore) -> int:
     from worker_node.cli.output import print_json, table
 
     if args.json:
-        print_json(_states(_settings(args), store))
+        print_json(_states(settings_source(args).read_without_keys(), store))
         return 0
     rows = [
         (p.file_name.removesuffix(".json"), p.verdict, p.architecture, p.driver or "-", p.openvino[:24], p.made)
@@ -312,14 +308,11 @@ def _diff(args: argparse.Namespace, store: PassportStore) -> int:
     for name in {**first, **second}:
         before, after = first.get(name), second.get(name)
         if before is None or after is None or before.status != after.status:
-            differing.append(f"{name}: {_result_of(before)} | {_result_of(after)}")
+            results = ["not made" if check is None else f"{check.status} {check.detail}" for check in (before, after)]
+            differing.append(f"{name}: {' | '.join(results)}")
     for line in differing:
         print(line)
     return 1 if differing else 0
-
-
-def _result_of(check: CheckResult | None) -> str:
-    return "not made" if check is None else f"{check.status} {check.detail}"
 
 
 def _import(args: argparse.Namespace, store: PassportStore) -> int:

@@ -54,10 +54,6 @@ def own_memory(pid: int) -> int | None:
     return 1024 * sum(map(int, sizes)) if sizes else None
 
 
-def available_memory() -> int:
-    return machine_memory().available
-
-
 def oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
     """Processes killed for want of memory, by the counts of machine and control groups: only growth counts."""
     files = [f"{proc}/vmstat", *(f"{group}/memory.events" for group in _groups(proc, cgroups))]

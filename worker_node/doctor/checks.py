@@ -1,4 +1,7 @@
-"""The checks: the kernel's side of the NPU, its user space, and the node's own files; `examine` runs them in order."""
+"""The checks: the kernel's side of the NPU, its user space, and the node's own files; `examine` runs them in order.
+
+What is known of Intel's NPUs is here, and of the releases of their driver in `driver_pairs.toml`.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,32 @@ import os
 import re
 import socket
 import tempfile
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from worker_node.core.operating_system import WINDOWS, pci_drivers
 from worker_node.core.types import Device
 from worker_node.devices.energy import EnergyCounter, energy_counter, power_source
 from worker_node.devices.npu import MAKE_ROOM, NPU_LIMITS, RELOAD_DRIVER, find_npu, frequency_limits, version_in
 from worker_node.devices.probe import Probe
-from worker_node.doctor.drivers import NPUS, RELEASES, check_driver, known_drivers
 from worker_node.doctor.machine import ExaminedMachine, Finding, Severity, error, ok, warning
+
+# Name and generation by PCI device id: the one list of ids. Rules about models know an NPU by the architecture that
+# OpenVINO reports, as 3720. A test compares roles, docs and these architectures with it.
+NPUS = {
+    "7d1d": ("Meteor Lake", "37xx"),
+    "ad1d": ("Arrow Lake", "37xx"),
+    "643e": ("Lunar Lake", "40xx"),
+    "b03e": ("Panther Lake", "50xx"),
+    "fd3e": ("Wildcat Lake", "50xx"),
+    "d71d": ("Nova Lake", "60xx"),
+}
+RELEASES = "github.com/intel/linux-npu-driver/releases"
 
 _PCI = "sys/bus/pci/devices"
 # Processing accelerators. Intel's NPUs have this class, and so have some of its FPGA cards.
@@ -179,7 +197,11 @@ def _node(machine: ExaminedMachine) -> Iterator[Finding]:
         yield error("busy-counter", f"/{path} {why}: nothing can prove that the NPU ran", fix)
     yield _frequencies(machine.root / f"sys/class/accel/{name}/device")
     yield _power(machine)
-    yield _energy(machine)
+    counter = energy_counter(Device.NPU, sysfs=machine.root / "sys/class")
+    said = f"replies name no joules: {counter} (docs/npu.md)"
+    if isinstance(counter, EnergyCounter):
+        said = f"{counter.path} can be read: replies name the joules of the NPU"
+    yield ok("energy-counter", said)
 
 
 def _frequencies(device: Path) -> Finding:
@@ -202,13 +224,6 @@ def _power(machine: ExaminedMachine) -> Finding:
         return warning("power-source", f"the battery discharges although an adapter{watts} is connected", fix)
     named = f"an adapter{watts}" if supply.source else "the kernel names no adapter and no battery"
     return ok("power-source", named)
-
-
-def _energy(machine: ExaminedMachine) -> Finding:
-    counter = energy_counter(Device.NPU, sysfs=machine.root / "sys/class")
-    if isinstance(counter, EnergyCounter):
-        return ok("energy-counter", f"{counter.path} can be read: replies name the joules of the NPU")
-    return ok("energy-counter", f"replies name no joules: {counter} (docs/npu.md)")
 
 
 def _access(machine: ExaminedMachine, node: str) -> Finding:
@@ -278,6 +293,48 @@ def check_userspace(machine: ExaminedMachine, probe: Probe, *, npu: bool) -> Ite
     yield _openvino(probe, npu=npu)
 
 
+@cache
+def known_drivers() -> dict[str, list[dict[str, Any]]]:
+    file = files("worker_node.doctor").joinpath("driver_pairs.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def check_driver(driver: str, npu: str, machine: ExaminedMachine, openvino: str | None) -> list[Finding]:
+    known, kernel, system = known_drivers(), machine.kernel_release(), machine.system()
+    here = re.match(r"\d+\.\d+", openvino or "")
+    findings = []
+
+    for row in known["first"]:
+        first = row["driver"]
+        if row["npu"] == npu and version_in(driver, f"<{first}"):
+            found = f"driver {driver} does not know {npu}: {first} is the first that does ({row['source']})"
+            findings.append(warning("driver-npu", found, f"install a newer release ({RELEASES})"))
+
+    for row in known["verified"]:
+        if not version_in(driver, row["driver"]):
+            continue
+        if system not in row["systems"] or not version_in(kernel, row["kernel"]):
+            found = (
+                f"driver {driver} is verified with {' and '.join(row['systems'])} and kernel {row['kernel']}, "
+                f"and here are {system or 'an unknown system'} and kernel {kernel} ({row['source']})"
+            )
+            fix = f"none if npu-node certify passes; else a release that names this system ({RELEASES})"
+            findings.append(warning("driver-kernel", found, fix))
+        own = row.get("openvino")
+        if own is not None and here is not None and version_in(own, f"<{here[0]}"):
+            found = f"driver {driver} was made with OpenVINO {own}, and here is {here[0]} ({row['source']})"
+            fix = f"none if npu-node certify passes; else a newer release of the driver ({RELEASES})"
+            findings.append(warning("driver-openvino", found, fix))
+
+    for row in known["problem"]:
+        if version_in(driver, row["driver"]) and version_in(kernel, row["kernel"]):
+            found = f"driver {driver} on kernel {kernel}: {row['problem']} ({row['source']})"
+            fix = f"a newer kernel; when it happens: {RELOAD_DRIVER}"
+            findings.append(warning("driver-kernel", found, fix))
+
+    return findings or [ok("driver-kernel", f"nothing is known against driver {driver} on kernel {kernel}")]
+
+
 def _library(check: str, name: str, found: Path | None, fix: str) -> Finding:
     return error(check, f"{name} is not installed", fix) if found is None else ok(check, found.name)
 
@@ -311,11 +368,6 @@ class WindowsNpu:
     device: str
     driver: str | None = None
     date: str | None = None
-
-
-def windows_npu() -> WindowsNpu | None:
-    found = (WindowsNpu(*device) for device in pci_drivers("8086"))
-    return next((npu for npu in found if npu.device in NPUS), None)
 
 
 def check_windows(npu: WindowsNpu | None, probe: Probe) -> Iterator[Finding]:
@@ -406,7 +458,8 @@ def check_port(host: str, port: int, *, answered: bool) -> Finding:
 def examine(machine: ExaminedMachine, probe: Probe, *, cache: Path) -> tuple[Finding, ...]:
     """Return a finding for every check of the NPU, those that found nothing wrong included."""
     if WINDOWS:
-        found = check_windows(windows_npu(), probe)
+        listed = (WindowsNpu(*device) for device in pci_drivers("8086"))
+        found = check_windows(next((npu for npu in listed if npu.device in NPUS), None), probe)
     else:
         npu = pci_device(machine) is not None
         found = itertools.chain(check_kernel(machine), check_userspace(machine, probe, npu=npu))

@@ -61,6 +61,8 @@ class Loop:
         self._jobs = msgspec.msgpack.Decoder(runner.jobs)
         self._beat_at = 0.0
         self._announced = False
+        # The stages of the native calls so far.
+        self._called: set[str] = set()
 
     def run(self) -> None:
         waiting_for = [self._channel.fileno()]
@@ -80,8 +82,11 @@ class Loop:
         self._announced = isinstance(event, NativeCall)
         if isinstance(event, Outcome):
             self._channel.send(results_of(event), later=event.followed)
-        else:
-            self._channel.send(event)
+            return
+        if isinstance(event, NativeCall) and event.stage not in self._called:
+            self._called.add(event.stage)
+            event = msgspec.structs.replace(event, first=True)
+        self._channel.send(event)
 
     def poll(self) -> None:
         """Handle every command that has arrived, without waiting; runners also call it between tokens."""
@@ -131,7 +136,10 @@ def main(link: int, parent_pid: int) -> int:
     lower_priority(spec.nice)
     try:
         runner = make_runner(spec)
-        channel.send(runner.load())
+        loaded = runner.load()
+        if (openvino := sys.modules.get("openvino")) is not None:
+            loaded = msgspec.structs.replace(loaded, openvino=openvino.get_version())
+        channel.send(loaded)
     except Exception as error:  # noqa: BLE001  (whatever a driver raises, it is reported to the edge)
         # Of an error of ours the message says all; of another's it may not.
         said = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())[:500]

@@ -314,10 +314,9 @@ class EngineProcess(asyncio.Protocol):
         except (CorruptFrame, msgspec.MsgspecError) as error:
             self.kill(f"sent a corrupt frame ({error})")
             return
-        if isinstance(event, NativeCall):
-            self._liveness.called(event.stage, event.units, time.monotonic())
-        elif event is not None:
-            self._liveness.heard(time.monotonic())
+        if event is not None:
+            self._liveness.heard_at = time.monotonic()
+            self._liveness.call = event if isinstance(event, NativeCall) else None
 
     def _handle(self, event: Loaded | LoadFailed | Failed | Broken | Heartbeat) -> None:
         match event:
@@ -325,7 +324,7 @@ class EngineProcess(asyncio.Protocol):
                 if event.idle:
                     self._left.clear()
                 self.stats = event.stats
-                self._liveness.beat(event.stats.oldest_run, ran=event.stats.runs > 0)
+                self._liveness.run, self._liveness.ran = event.stats.oldest_run, event.stats.runs > 0
             case Failed():
                 self._ended(event.id, reported_error(event.code, event.message))
             case Loaded():

@@ -149,7 +149,7 @@ Command = Submit | Cancel | Shutdown
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
     """The pipeline is up. `seconds` is the time that loading and compiling took; `driver` the device's, where it
-    has one.
+    has one. `openvino` is the version that the process has imported.
 
     Of an engine that may load blobs: how many static shapes it `compiled` (or found in its compile cache), and how many
     it `imported` from blobs.
@@ -161,6 +161,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
     driver: str | None = None
     compiled: int = 0
     imported: int = 0
+    openvino: str | None = None
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed", array_like=True):
@@ -180,12 +181,14 @@ class NativeCall(msgspec.Struct, frozen=True, tag="native_call", array_like=True
 
     `stage` is what is called: prepare (nothing of the job has run on the device), begin (the pipeline takes it),
     prefill, step, run. `units` is the call's size in tokens, or in characters of a grammar. `jobs` are all that the
-    call works on, also those that were cancelled and cannot be taken out of it.
+    call works on, also those that were cancelled and cannot be taken out of it. The engine's loop marks the `first`
+    call of a stage, which may compile.
     """
 
     stage: str
     units: int
     jobs: list[int]
+    first: bool = False
 
 
 class Running(msgspec.Struct, frozen=True, tag="running", array_like=True):
@@ -355,7 +358,7 @@ class EngineStatus:
     counts by its form (`idle`, `forced`) how often a process was replaced because its memory had grown; `replacing`:
     the engine is being started for that reason, and requests wait for it. `loaded` is what the last process that was
     ready reported, None before; `proven_at` (`time.time()`) when a canary last passed, None after one that failed.
-    `stale`: the model's files have changed since the engine was made, and it does not load them. `shapes` counts the
+    `stale`: what the node knows of the model does not hold any more, and the engine does not load. `shapes` counts the
     static shapes that its processes loaded, by their origin: `compiled` or `imported`. `prewarm` says how far the
     present process is with what the settings name for its prefix cache; None where they name nothing.
     """

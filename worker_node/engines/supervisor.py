@@ -47,9 +47,10 @@ _LOADED = (".xml", ".bin", ".json", ".jinja", ".onnx")
 class Engine:
     """An engine in a child process that is restarted when it dies or hangs.
 
-    It stays unloaded until `wake` is called. It loads the files that were there when it was made, and no
-    others: what the node knows of the model, such as the space of its vectors, holds for those alone. After
-    `recoveries` of the device, what ran meanwhile was aborted, whether or not its call failed.
+    It stays unloaded until `wake` is called. It loads the files that were there when it was made, with the driver and
+    the OpenVINO in `proven_with` if there are some, and no others: what the node knows of the model, such as the space
+    of its vectors and its certified limit, holds for those alone. After `recoveries` of the device, what ran meanwhile
+    was aborted, whether or not its call failed.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Engine:
         *,
         prewarm: Prewarm | None = None,
         suspects: Suspects | None = None,
+        proven_with: tuple[str, str] | None = None,
         memory: MemoryReader = KERNEL,
     ) -> None:
         self.spec = spec
@@ -73,6 +75,7 @@ class Engine:
         self._memory = memory
         self._policy = RestartPolicy(limits.restart)
         self._files = file_stamps(spec.path)
+        self._proven_with = proven_with
         self._stale = False
         self._state = EngineState.UNLOADED
         self._reason: str | None = "it is loaded when first needed"
@@ -212,12 +215,12 @@ class Engine:
 
     async def _one_process(self) -> Pause | None:
         """Load and serve with one process; return the pause before the next one, if any. Raises LoadRefused."""
-        await self._require_known_files()
+        await self._require_unchanged()
         process = await EngineProcess.spawn(self.spec, self._limits, self._suspects, self._memory)
         self._process = process
         try:
             loaded = await process.load()
-            await self._require_known_files()
+            await self._require_unchanged(loaded)
         except TimeoutError:
             return self._pause_after_end(await process.wait_closed())
         except EngineDied:
@@ -271,12 +274,19 @@ class Engine:
             self._prewarmed = "done"
             log.info("engine %s computed what prewarm names in %.1f s", self._name, time.monotonic() - began)
 
-    async def _require_known_files(self) -> None:
-        """Raise LoadRefused if the model's files are not those that the node read."""
-        self._stale = await asyncio.to_thread(file_stamps, self.spec.path) != self._files
-        if self._stale:
+    async def _require_unchanged(self, loaded: Loaded | None = None) -> None:
+        """Raise LoadRefused if what the node knows of the model does not hold for what is there now."""
+        changed = ""
+        if await asyncio.to_thread(file_stamps, self.spec.path) != self._files:
+            changed = "its files have"
+        elif loaded is not None and self._proven_with is not None:
+            found = (loaded.driver, loaded.openvino)
+            if any(version not in {None, known} for version, known in zip(found, self._proven_with, strict=True)):
+                changed = "the driver or OpenVINO, on which its passport depends, has"
+        self._stale = bool(changed)
+        if changed:
             raise LoadRefused(
-                "its files have changed since the node read them; the node reads them again, the bounded profile after "
+                f"{changed} changed since the node read the model; the node reads it again, the bounded profile after "
                 "a restart"
             )
 

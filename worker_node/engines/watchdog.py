@@ -14,6 +14,7 @@ from enum import Enum, auto
 import psutil
 
 from worker_node.core.operating_system import ENDED_BY_OTHERS
+from worker_node.engines.protocol import NativeCall
 
 # Seconds that a load may take. A large speech model was seen to compile for more than 11 minutes on an NPU, on an idle
 # machine (docs/npu-facts.md).
@@ -33,53 +34,31 @@ class LivenessLimits:
     run_timeout_s: float = 180.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    stage: str
-    units: int
-    since: float
-
-
 @dataclass(slots=True)
 class Liveness:
-    """Judges one life of an engine process, which begins at `now`."""
+    """Judges one life of an engine process, which begins at `now`.
+
+    The last event came at `heard_at`; the `call` is what it announced, if that was a native call. The oldest active
+    `run`, as (units, seconds), is that of the last heartbeat; `ran`: one has ended before.
+    """
 
     limits: LivenessLimits
     now: float
-    _heard: float = field(init=False)
+    heard_at: float = field(init=False)
+    call: NativeCall | None = None
+    run: tuple[int, float] | None = None
+    ran: bool = False
     _due: float = field(init=False)
-    _call: _Call | None = None
-    _run: tuple[int, float] | None = None
     _excused: bool = False
-    # The kinds of calls of which one has returned.
-    _returned: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._heard = self._due = self.now
+        self.heard_at = self._due = self.now
 
-    def heard(self, now: float) -> None:
-        """Record an event of the engine: a call that it had announced has returned."""
-        self._heard = now
-        if self._call is not None:
-            self._returned.add(self._call.stage)
-            self._call = None
-
-    def called(self, stage: str, units: int, now: float) -> None:
-        """Record that the engine entered a native call of `units`; it stays silent until the call returns."""
-        self.heard(now)
-        self._call = _Call(stage, units, now)
-
-    def beat(self, oldest: tuple[int, float] | None, *, ran: bool) -> None:
-        """Record a heartbeat: the oldest active run as (units, seconds), and whether one has ended before."""
-        self._run = oldest
-        if ran:
-            self._returned.add("run")
-
-    def allowed(self, stage: str, units: int) -> float:
-        """Seconds that a call or run of this size may take."""
+    def allowed(self, units: int, *, first: bool) -> float:
+        """Seconds that a call or run of this size may take; the first of its kind may compile."""
         longest = max(self.limits.watchdog_s, self.limits.run_timeout_s)
         expected = self.limits.watchdog_s + _SLOWEST_TOKEN_S * units
-        return min(longest, expected) if stage in self._returned else longest
+        return longest if first else min(longest, expected)
 
     def look(self, now: float) -> tuple[str | None, float]:
         """Return why the engine counts as hung (None: it does not), and in how many seconds to look again.
@@ -99,17 +78,17 @@ class Liveness:
         return reason, pause
 
     def _judge(self, now: float) -> tuple[str | None, float]:
-        if self._run is not None:
-            units, age = self._run
-            allowed = self.allowed("run", units)
+        if self.run is not None:
+            units, age = self.run
+            allowed = self.allowed(units, first=not self.ran)
             if age >= allowed:
                 return f"hung: a run of {units} tokens has not ended within {allowed:.0f} s", 0.0
-        call = self._call
+        call = self.call
         if call is None:
-            left = self._heard + self.limits.watchdog_s - now
-            return (f"hung: no heartbeat for {now - self._heard:.0f} s" if left <= 0 else None), left
-        allowed = self.allowed(call.stage, call.units)
-        left = call.since + allowed - now
+            left = self.heard_at + self.limits.watchdog_s - now
+            return (f"hung: no heartbeat for {now - self.heard_at:.0f} s" if left <= 0 else None), left
+        allowed = self.allowed(call.units, first=call.first)
+        left = self.heard_at + allowed - now
         if left <= 0:
             return f"hung: {call.stage} of {call.units} tokens did not return within {allowed:.0f} s", left
         return None, left

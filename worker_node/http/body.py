@@ -112,6 +112,7 @@ async def read_body(request: web.Request, model: type[B]) -> B:
     small = request.content.is_eof() and request.content.total_bytes <= limit
     if model.takes_images and not small and any(getattr(one, "images", None) for one in state.node.manager.models):
         limit = max(limit, state.node.settings.max_image_body_bytes)
+
     data = await read_bytes(request, limit)
     if not data:
         raise BadRequest("the request has no body; send a JSON object")
@@ -126,6 +127,7 @@ async def read_body(request: web.Request, model: type[B]) -> B:
     except ValidationError as error:
         message, param = explain(error, fields)
         raise BadRequest(message, param=param) from None
+
     if isinstance(body, DialectBody):
         ignored = Ignored()
         sift(body, ignored, state.node.settings.unknown_fields)
@@ -211,6 +213,7 @@ async def read_bytes(request: web.Request, limit: int | None = None) -> bytes:
     if request.content.is_eof() and request.content.exception() is None and request.content.total_bytes <= limit:
         # It came with the header, as most do: there is nothing to wait for.
         return request.content.read_nowait()
+
     chunks: list[bytes] = []
     size = 0
     try:

@@ -97,7 +97,7 @@ def request_context(request: web.Request) -> RequestContext:
         restart_wait_s=None if restart_wait_ms is None else restart_wait_ms / 1000,
         engine_deaths=_whole(headers, "X-NPU-Engine-Deaths", 0) or 0,
         deadline=deadline_of(request),
-        ends=end_of_stream(request),
+        ends=state.arrived + _timeout_s(request, _WHOLE),
     )
 
 
@@ -105,11 +105,6 @@ def deadline_of(request: web.Request) -> float:
     """The request's deadline in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
     longest = request[STATE].node.settings.request_timeout_s
     return request[STATE].arrived + min(longest, _timeout_s(request, _START), _timeout_s(request, _WHOLE))
-
-
-def end_of_stream(request: web.Request) -> float:
-    """When a streamed answer must have ended, in monotonic seconds. Raises BadRequest, DeadlineExceeded."""
-    return request[STATE].arrived + _timeout_s(request, _WHOLE)
 
 
 def _timeout_s(request: web.Request, name: str) -> float:

@@ -14,14 +14,7 @@ from aiohttp import web
 from aiohttp.hdrs import METH_ALL
 from aiohttp.typedefs import Middleware
 
-from worker_node.core.errors import (
-    BadRequest,
-    Draining,
-    InternalError,
-    MethodNotAllowed,
-    NodeError,
-    RouteNotFound,
-)
+from worker_node.core.errors import BadRequest, Draining, InternalError, MethodNotAllowed, NodeError, RouteNotFound
 from worker_node.http.access import OPEN_PATHS, Check
 from worker_node.http.context import FAULTS, NODE, SERVER, STATE, RequestState, labels
 from worker_node.http.replies import ANTHROPIC_VERSION, Renderer
@@ -98,7 +91,7 @@ def log_requests(identify: Callable[[web.Request], str] = request_id) -> Middlew
         finally:
             status = state.complete or status
             route = route_template(request)
-            state.node.services.telemetry.responded(route, status)
+            state.node.services.telemetry.http_requests.labels(route, str(status)).inc()
             # Health is asked for every second by everything that watches: not worth a line each.
             level = logging.DEBUG if request.path in _WATCHED else logging.INFO
             if access_log.isEnabledFor(level):
@@ -137,6 +130,7 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionResetError("the reply had begun when it failed") from None
+
         response = form(request)(failure)
         if failure.device is not None and (faults := _faults(request.app[NODE], failure)):
             response.headers[FAULTS] = str(faults)

@@ -44,6 +44,7 @@ from worker_node.manager.served import FailedModel, ModelState, ServedModel
 from worker_node.models.directory import InstalledModel
 from worker_node.models.progress import Progress
 from worker_node.models.sources import is_below, is_local
+from worker_node.models.store import ModelStore
 from worker_node.node import ReloadReport
 from worker_node.registry import task_of, tasks
 
@@ -58,7 +59,7 @@ _KEPT, _PROGRESS_S = 100, 0.2
 
 async def _list(request: web.Request) -> web.Response:
     manager = request.app[NODE].manager
-    on_disk = await manager.in_store(deadline_of(request))
+    on_disk = await manager.query_store(ModelStore.installed, deadline_of(request))
     served = {model.id for model in manager.models}
     return json_response(
         {
@@ -350,7 +351,7 @@ PULLS = web.AppKey("pulls", dict[str, PullJob])
 
 
 async def start_pull(request: web.Request, name: str) -> PullJob:
-    """Begin to pull, or return the pull of that name that is under way. Raises as `ModelManager.pull_spec`.
+    """Begin to pull, or return the pull of that name that is under way. Raises as `ModelStore.pull_spec`.
 
     Raises BadRequest for files of this machine outside of `pull_roots`, by one text, so that nobody learns which exist.
     """
@@ -363,7 +364,8 @@ async def start_pull(request: web.Request, name: str) -> PullJob:
             "pull_roots; add its directory there, or run npu-node pull on the node's machine",
             param="model",
         )
-    await manager.pull_spec(name, deadline)  # a wrong name has a status of its own
+    # A wrong name has a status of its own.
+    await manager.query_store(lambda store: store.pull_spec(name), deadline)
 
     jobs = request.app[PULLS]
     ended = [job.id for job in jobs.values() if job.task.done()]

@@ -11,7 +11,7 @@ import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict
 
-from worker_node.core.errors import ContextLengthExceeded, EngineCrashed, NodeError, Overloaded
+from worker_node.core.errors import ContextLengthExceeded, NodeError, Overloaded
 
 
 def json_response(data: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -56,6 +56,7 @@ class OllamaError(Reply):
     """An error of the Ollama dialect."""
 
     error: str
+    code: str
 
 
 class Health(Reply):
@@ -162,9 +163,8 @@ BUSY = "server busy, please try again. maximum pending requests exceeded"
 
 
 def ollama_error(error: NodeError) -> dict[str, str]:
-    """The body of an error. Ollama has no codes, but a fleet's client must count the engines that crashed."""
-    told = {"error": BUSY if isinstance(error, Overloaded) else error.message}
-    return told | {"code": error.code} if isinstance(error, EngineCrashed) else told
+    """The body of an error. Ollama's clients read `error`; `code` is this node's own."""
+    return {"error": BUSY if isinstance(error, Overloaded) else error.message, "code": error.code}
 
 
 def ollama_error_response(error: NodeError) -> web.Response:

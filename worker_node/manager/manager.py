@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -30,7 +31,7 @@ from worker_node.manager.work import BoundedWork
 from worker_node.models.catalog import normalise_name
 from worker_node.models.directory import InstalledModel
 from worker_node.models.progress import Progress
-from worker_node.models.pull import PullSpec, pull
+from worker_node.models.pull import pull
 from worker_node.models.store import ModelStore
 from worker_node.registry import task_of, tasks
 
@@ -54,8 +55,9 @@ log = logging.getLogger(__name__)
 class ModelManager:
     """Serves the configured `models`, and models of the `store` from when they are first asked for.
 
-    `build` makes a served model of an installed one; nothing of it is loaded yet. `budgets` are bytes by memory pool,
-    None for no limit. Models are loaded and unloaded from `start` on. Deadlines are monotonic seconds of `clock`.
+    `build` makes a served model of an installed one; nothing of it is loaded yet. `look_again` looks at the devices
+    again, before a model that has changed is built again. `budgets` are bytes by memory pool, None for no limit.
+    Models are loaded and unloaded from `start` on. Deadlines are monotonic seconds of `clock`.
     """
 
     def __init__(
@@ -65,12 +67,14 @@ class ModelManager:
         build: Callable[[InstalledModel], ServedModel],
         budgets: Mapping[str, int | None] = _UNLIMITED,
         *,
+        look_again: Callable[[], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         measure: Callable[[int], int | None] = resident_memory,
     ) -> None:
         self.store = store
         self.names = Names(store.catalog, models)
         self._build = build
+        self._look_again = look_again
         self._clock = clock
         self._reconciler = Reconciler(self.names, budgets, clock=clock, measure=measure)
         self.replacement = Replacement(self.names, self._reconciler, store)
@@ -87,12 +91,14 @@ class ModelManager:
             "this node is slow",
             _READING_RETRY_S,
             lambda: EngineUnavailable("the node is shutting down; use another node"),
-            clock,
+            late="the deadline passed while the files of models were read; the disk is slow, or many models are asked "
+            "for at once",
+            clock=clock,
         )
         self._threads = ThreadPoolExecutor(_READING_THREADS, thread_name_prefix="read-models")
         # Look-ups under way by name, which later callers share; locks, so that no model is built twice at once.
         self._lookups: dict[str, asyncio.Task[ServedModel]] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._rebuilt_at: dict[str, float] = {}
 
     @property
@@ -127,7 +133,7 @@ class ModelManager:
         if key not in self._lookups:
             lookup = self._lookups[key] = self._readings.start(self._look_up(name), f"look up {key}")
             lookup.add_done_callback(lambda ended: self._lookups.get(key) is ended and self._lookups.pop(key))
-        return await self._read(self._lookups[key], deadline)
+        return await self._readings.result(self._lookups[key], deadline)
 
     async def model_of(self, kind: str, form: type[M], name: str | None, deadline: float) -> M:
         """The model of that name, or the default of that kind. Raises BadRequest for another kind, and as `resolve`."""
@@ -144,22 +150,16 @@ class ModelManager:
         )
 
     async def installed(self, deadline: float) -> list[InstalledModel]:
-        """Every model that requests can name, without those whose task is gone. Raises as `in_store`."""
-        others = await self.in_store(deadline)
+        """Every model that requests can name, without those whose task is gone. Raises as `query_store`."""
+        others = await self.query_store(ModelStore.installed, deadline)
         served = [model.installed for model in self.models]
         known = {model.id for model in served}
         return served + [model for model in others if model.id not in known and model.kind in tasks()]
 
-    async def in_store(self, deadline: float) -> list[InstalledModel]:
-        return await self.query_store(lambda store: store.installed(), deadline)
-
     async def query_store(self, query: Callable[[ModelStore], R], deadline: float) -> R:
         """Run a query of the store in a thread. Raises DeadlineExceeded, Overloaded."""
-        return await self._read(self._readings.start(self._in_thread(query, self.store), "query the store"), deadline)
-
-    async def _read(self, reading: asyncio.Task[R], deadline: float) -> R:
-        late = "the deadline passed while the files of models were read; the disk is slow, or many models are asked for"
-        return await self._readings.result(reading, deadline, f"{late} at once")
+        reading = self._readings.start(self._in_thread(query, self.store), "query the store")
+        return await self._readings.result(reading, deadline)
 
     async def _in_thread(self, call: Callable[..., R], *arguments: object) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
@@ -171,7 +171,7 @@ class ModelManager:
             removals = self.replacement.removals
             served = [model.id for model in self.models]
             installed = await _usable(name, self._in_thread(self.store.get, name, served))
-            async with self._lock(installed.id):
+            async with self._locks[normalise_name(installed.id)]:
                 if (known := self._known(installed.id)) is not None:
                     return known
                 if installed.path in self.replacement.removing:
@@ -186,7 +186,7 @@ class ModelManager:
             # Files were removed meanwhile: perhaps those of this model.
 
     async def _rebuilt(self, failed: FailedModel) -> ServedModel:
-        async with self._lock(failed.name):
+        async with self._locks[normalise_name(failed.name)]:
             if failed not in self.failed:
                 return self.names.find(failed.name)
             reason = failed.reason
@@ -206,9 +206,6 @@ class ModelManager:
 
     def _known(self, model_id: str) -> ServedModel | None:
         return next((model for model in self.models if model.id == model_id), None)
-
-    def _lock(self, name: str) -> asyncio.Lock:
-        return self._locks.setdefault(normalise_name(name), asyncio.Lock())
 
     # Loading and unloading
 
@@ -266,16 +263,13 @@ class ModelManager:
     def add(self, model: ServedModel) -> None:
         self._reconciler.add(model)
 
-    async def pull_spec(self, name: str, deadline: float) -> PullSpec:
-        return await self.query_store(lambda store: store.pull_spec(name), deadline)
-
     async def pull(self, name: str, progress: Progress) -> None:
         """Install the model that `name` stands for; continues when its caller leaves.
 
-        Raises as `pull_spec`, what the pull ends with, Overloaded when many are under way, and DownloadFailed when the
-        node stops. The store's lock has a second pull of a model wait for the first.
+        Raises as `ModelStore.pull_spec`, what the pull ends with, Overloaded when many are under way, and
+        DownloadFailed when the node stops. The store's lock has a second pull of a model wait for the first.
         """
-        spec = await self.pull_spec(name, math.inf)
+        spec = await self.query_store(lambda store: store.pull_spec(name), math.inf)
         if spec.model_id in {model.id for model in self.models}:
             return
         try:
@@ -323,16 +317,18 @@ class ModelManager:
         self._renewing = asyncio.create_task(self._renew_stale(), name="renew models")
 
     async def _renew_stale(self) -> None:
-        """Read models again whose files have changed: what is known of them, as their spaces and passports, is past."""
+        """Read models again that have changed: what is known of them, as their spaces and passports, is past."""
         while True:
             model = await self._reconciler.stale.get()
             # A profile's own choice is made again by a restart alone.
             renewable = model.if_failed is not None or not self.names.configured(model)
+            if renewable and self._look_again is not None:
+                await self._look_again()
             if not renewable or not any(known is model for known in self.models):
                 continue
-            log.warning("model %s: its files have changed; it is read again", model.id)
+            log.warning("model %s has changed; it is read again", model.id)
             if model.if_failed is not None:
-                reason = "its files have changed, and could not be read again"
+                reason = "it has changed, and could not be read again"
                 self.failed.append(replace(model.if_failed, reason=reason))
             self.replacement.retire(model)
             self._rebuilt_at.clear()

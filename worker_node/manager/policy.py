@@ -89,7 +89,8 @@ def plan_memory(units: Sequence[Unit], budgets: Mapping[str, int | None], now: f
     loads: list[Key] = []
     refusals: list[DoesNotFit] = []
     loading = {unit.device for unit in units if unit.state is UnitState.LOADING}
-    for unit in _wanted(units):
+    waiting = [unit for unit in units if unit.state is UnitState.UNLOADED and unit.wanted_since is not None]
+    for unit in sorted(waiting, key=lambda unit: unit.wanted_since or 0.0):
         if (refusal := memory.never_fits(unit)) is not None:
             refusals.append(refusal)
         elif unit.device not in loading:
@@ -100,12 +101,10 @@ def plan_memory(units: Sequence[Unit], budgets: Mapping[str, int | None], now: f
             elif fits:
                 loading.add(unit.device)
                 loads.append(unit.key)
-    return Plan(tuple(loads), tuple(unloads), tuple(refusals), _next_decision(units, now))
 
-
-def _wanted(units: Iterable[Unit]) -> list[Unit]:
-    wanted = [(u.wanted_since, index, u) for index, u in enumerate(units) if u.state is UnitState.UNLOADED]
-    return [unit for since, _, unit in sorted((w for w in wanted if w[0] is not None), key=lambda w: (w[0], w[1]))]
+    idle = (unit for unit in units if unit.state is UnitState.READY and not unit.busy)
+    ends = [unit.keep_until for unit in idle if unit.keep_until is not None and unit.keep_until > now]
+    return Plan(tuple(loads), tuple(unloads), tuple(refusals), min(ends, default=None))
 
 
 def _expired(units: Iterable[Unit], now: float) -> list[tuple[Key, Why]]:
@@ -118,15 +117,6 @@ def _expired(units: Iterable[Unit], now: float) -> list[tuple[Key, Why]]:
         elif unit.keep_until is not None and unit.keep_until <= now:
             expired.append((unit.key, Why.EXPIRED))
     return expired
-
-
-def _next_decision(units: Iterable[Unit], now: float) -> float | None:
-    times = [
-        unit.keep_until
-        for unit in units
-        if unit.state is UnitState.READY and not unit.busy and unit.keep_until is not None and unit.keep_until > now
-    ]
-    return min(times, default=None)
 
 
 class _Memory:

@@ -58,7 +58,7 @@ class Reconciler:
         self._decided = asyncio.Event()
         self._tasks = BackgroundTasks()
         self._watches: dict[Placement, asyncio.Task[None]] = {}
-        # Models whose files have changed since the node read them.
+        # Models that have changed since the node read them.
         self.stale: asyncio.Queue[ServedModel] = asyncio.Queue()
 
     def poke(self) -> None:

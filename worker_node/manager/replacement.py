@@ -83,7 +83,7 @@ class Replacement:
 
     def retire(self, model: ServedModel, *, drain: bool = True) -> asyncio.Task[None]:
         """Stop serving a model at once; the returned task ends its engines, after the last request if `drain`."""
-        self._names.drop(model)
+        self._names.serve(other for other in self._names.models if other is not model)
         # Managed on from now, not only when the task begins.
         self._reconciler.unserved.append(model)
         return self._tasks.start(self._end(model, drain=drain), f"retire {model.id}")
@@ -120,7 +120,7 @@ class Replacement:
 
     async def _end(self, model: ServedModel, *, drain: bool) -> None:
         if drain:
-            await model.activity.idle()
+            await model.activity.idle.wait()
         # Managed until its processes have ended: `close` may come before that, and their memory is not free.
         await self._stop(model)
         self._reconciler.unserved.remove(model)

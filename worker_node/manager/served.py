@@ -39,32 +39,29 @@ class Activity:
     kept: KeepAlive | None = None
     running: int = 0
     _since: float = field(init=False)
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self._since = self.clock()
-        self._idle.set()
+        self.idle.set()
 
     @contextmanager
     def working(self) -> Iterator[None]:
         self.running += 1
-        self._idle.clear()
+        self.idle.clear()
         try:
             yield
         finally:
             self.running -= 1
             if not self.running:
                 self._since = self.clock()
-                self._idle.set()
+                self.idle.set()
                 if self.on_idle is not None:
                     self.on_idle()
 
     @property
     def idle_since(self) -> float | None:
         return None if self.running else self._since
-
-    async def idle(self) -> None:
-        await self._idle.wait()
 
 
 class ModelState(StrEnum):
@@ -204,9 +201,6 @@ class Names:
         # The names of the sources that models were pulled from; of several models the first.
         sources = [(normalise_name(alias), model) for model in self.models for alias in model.installed.aliases]
         self._by_source = dict(reversed(sources))
-
-    def drop(self, model: ServedModel) -> None:
-        self.serve(other for other in self.models if other is not model)
 
     def arrange(self, ids: Sequence[str]) -> None:
         """Set the order of these models, others after them: the first of a kind is its default."""

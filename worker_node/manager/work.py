@@ -36,7 +36,8 @@ class BoundedWork(BackgroundTasks):
     """At most `most` tasks, whose callers wait for the results until their deadlines.
 
     `full` is the message for one more, and `retry_after` how many seconds later it may be tried again; `stopped` makes
-    the error for tasks that `close` ended and for later ones. `clock` is monotonic seconds.
+    the error for tasks that `close` ended and for later ones; `late` is the message for a deadline that has passed.
+    `clock` is monotonic seconds.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class BoundedWork(BackgroundTasks):
         full: str,
         retry_after: float,
         stopped: Callable[[], NodeError],
+        *,
+        late: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
@@ -52,6 +55,7 @@ class BoundedWork(BackgroundTasks):
         self._full = full
         self._retry_after = retry_after
         self._stopped = stopped
+        self._late = late
         self._clock = clock
         self._closed = False
 
@@ -67,14 +71,14 @@ class BoundedWork(BackgroundTasks):
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # its callers may have left
         return task
 
-    async def result(self, task: asyncio.Task[R], deadline: float = math.inf, late: str = "") -> R:
-        """What the task returns. Raises what it raises, and DeadlineExceeded with the text `late`."""
+    async def result(self, task: asyncio.Task[R], deadline: float = math.inf) -> R:
+        """What the task returns. Raises what it raises, and DeadlineExceeded."""
         left = None if math.isinf(deadline) else max(0.0, deadline - self._clock())
         await asyncio.wait({task}, timeout=left)
         if task.cancelled():
             raise self._stopped()
         if not task.done():
-            raise DeadlineExceeded(late)
+            raise DeadlineExceeded(self._late)
         return task.result()
 
     async def close(self) -> None:

@@ -59,9 +59,6 @@ class GenerationCanary:
     expected: tuple[str, ...]
     max_new_tokens: int = 24
 
-    def accepts(self, answer: str) -> bool:
-        return all(part.lower() in answer.lower() for part in self.expected)
-
 
 Canary = EmbeddingCanary | GenerationCanary
 _T = TypeVar("_T")

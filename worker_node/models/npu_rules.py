@@ -51,7 +51,7 @@ def _known_problem(
     config = peek_config(installed.path / "config.json")
     family = str(config.get("model_type", ""))
 
-    for row in _known_bad():
+    for row in _rows("known_bad.toml", "known_bad"):
         if row["family"] != family:
             continue
         if row.get("architecture", architecture) != architecture:
@@ -139,10 +139,6 @@ def known_prompt_limit(installed: InstalledModel, architecture: str, openvino: s
         if fits and installed.quantization == row["weights"] and group == row["groups"] and row["tokens"] > best[0]:
             best = row["tokens"], row["source"]
     return best
-
-
-def _known_bad() -> list[dict[str, Any]]:
-    return _rows("known_bad.toml", "known_bad")
 
 
 @cache

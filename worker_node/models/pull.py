@@ -34,7 +34,7 @@ from worker_node.core.errors import (
     SourceRejected,
 )
 from worker_node.core.operating_system import tethered
-from worker_node.devices.memory import available_memory
+from worker_node.devices.memory import machine_memory
 from worker_node.models.catalog import CatalogEntry, HubReference, Quantization, SourceFormat
 from worker_node.models.convert.job import ConversionJob, recognised, special_file
 from worker_node.models.directory import MODEL_FILE, TOKENIZER_FILE, WEIGHTS_FILE, InstalledModel, peek_config
@@ -264,7 +264,7 @@ def require_resources(
 ) -> None:
     memory, disk = conversion_needs(source_format, size, movable=movable)
     require_space(room, disk + to_fetch, what)
-    available = available_memory()
+    available = machine_memory().available
     if memory > available:
         raise ConversionFailed(
             f"not enough memory to convert {what}: it takes up to {in_gigabytes(memory)}, "
@@ -324,7 +324,7 @@ def check(spec: PullSpec, store: Path) -> Report:
     total = sum(files.values())
     memory, disk = conversion_needs(form, total, movable=True)
     disk += total
-    available, free = available_memory(), free_space(store)
+    available, free = machine_memory().available, free_space(store)
 
     problems = []
     if disk > free:

@@ -208,15 +208,18 @@ def select(listing: Listing, tag: str | None = None, form: SourceFormat | None =
         forms = {SourceFormat.GGUF}
     if SourceFormat.TASK in forms and (wanted := files_of_task(listing.name, listing.architectures, top)) is not None:
         return Selection(SourceFormat.TASK, tuple(f for f in listing.files if f.path in wanted | CONFIG_FILES))
+
     graphs = any(name.startswith("openvino_") and name.endswith(".xml") for name in top)
     if SourceFormat.OPENVINO in forms and graphs and (MODEL_FILE in top or not ggufs):
         return _openvino(listing, top)
+
     weights = safetensors_of(top)
     if SourceFormat.SAFETENSORS in forms and weights and "modules.json" in top:
         needed = {*weights, "tokenizer.json", *CONFIG_FILES}
         return Selection(SourceFormat.SAFETENSORS, tuple(f for f in listing.files if f.path in needed))
     if SourceFormat.GGUF in forms and (ggufs or tag is not None):
         return Selection(SourceFormat.GGUF, (_choose_gguf(listing, ggufs, tag),))
+
     kinds = (".safetensors", ".bin", ".pt", ".pth", ".onnx", ".h5", ".msgpack")
     if not (unknown := [name for name in top if name.endswith(kinds)]):
         raise SourceRejected(f"{listing.name} holds no model: no OpenVINO, GGUF or safetensors file at its top")

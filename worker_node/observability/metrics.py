@@ -109,7 +109,8 @@ class Telemetry:
         )
         self.joules = counter(
             "energy_joules",
-            "Energy used for answers: of the NPU, or of the whole package for CPU and GPU; exclusive as for busy time",
+            "Energy used for answers: of the NPU, or of the whole package for CPU and GPU. Models that run together "
+            "each count all; exclusive as for busy time",
             (*by_route, "emulated", "exclusive"),
         )
         self.npu_recoveries = Counter(
@@ -160,9 +161,6 @@ class Telemetry:
             self.joules.labels(*by_route, str(route.emulated).lower(), exclusive).inc(busy.energy.joules)
         if busy.us is not None:
             self.npu_busy.labels(route.model, str(route.emulated).lower(), exclusive).inc(max(0, busy.us) / 1e6)
-
-    def responded(self, route: str, status: int | str) -> None:
-        self.http_requests.labels(route, str(status)).inc()
 
     def failed(self, route: str, error: NodeError) -> None:
         self.errors.labels(error.code).inc()

@@ -67,9 +67,9 @@ _SHARE = 0.8
 _NICE_BESIDE_CHATS = 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Machine:
-    """The node's settings and the devices that it found.
+    """The node's settings and the devices that it found last.
 
     Engines write what they compile to `export_blobs`, for `npu-node compile`, and compile for the NPU `platform` of
     another machine if it is given.
@@ -112,23 +112,30 @@ def configured_model(wanted: ModelSettings, machine: Machine) -> ServedModel | F
     try:
         return _build(wanted, machine)
     except UnusableFiles as damage:
-        kind = _kind(wanted, machine)
-        return _failed(wanted, machine, damage.message, kind, installed=damage.installed, excluded=damage.excluded)
+        return _failed(wanted, machine, damage)
 
 
-def _failed(
-    wanted: ModelSettings,
-    machine: Machine,
-    reason: str,
-    kind: str | None,
-    *,
-    installed: bool = True,
-    excluded: Sequence[ExcludedPlacement] = (),
-) -> FailedModel:
-    entry = ModelStore(machine.settings.model_store).catalog.find(wanted.name) if wanted.path is None else None
+def _failed(wanted: ModelSettings, machine: Machine, damage: UnusableFiles, kind: str | None = None) -> FailedModel:
+    """The model with that damage; its files tell a `kind` of None, else the catalog does."""
+    store = ModelStore(machine.settings.model_store)
+    entry = store.catalog.find(wanted.name) if wanted.path is None else None
+    if kind is None:
+        with contextlib.suppress(ModelNotFound, OSError):
+            kind = apparent_kind(store.locate(wanted.name) if wanted.path is None else wanted.path.expanduser())
+    if kind is None and entry is not None:
+        kind = entry.kind
+
     names = [*wanted.aliases, *((entry.id, *entry.aliases) if entry is not None else ())]
     aliases = [name for name in names if normalise_name(name) != normalise_name(wanted.name)]
-    return FailedModel(wanted.name, reason, lambda: _build(wanted, machine), aliases, kind, installed, excluded)
+    return FailedModel(
+        wanted.name,
+        damage.message,
+        lambda: _build(wanted, machine),
+        aliases,
+        kind,
+        damage.installed,
+        damage.excluded,
+    )
 
 
 def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
@@ -142,18 +149,8 @@ def _build(wanted: ModelSettings, machine: Machine) -> ServedModel:
         raise UnusableFiles(
             f"{installed.path}: its files are damaged ({type(error).__name__}: {said}); pull or copy it again"
         ) from error
-    model.if_failed = _failed(wanted, machine, "", installed.kind)
+    model.if_failed = _failed(wanted, machine, UnusableFiles(""), installed.kind)
     return model
-
-
-def _kind(wanted: ModelSettings, machine: Machine) -> str | None:
-    store = ModelStore(machine.settings.model_store)
-    with contextlib.suppress(ModelNotFound, OSError):
-        directory = store.locate(wanted.name) if wanted.path is None else wanted.path.expanduser()
-        if (kind := apparent_kind(directory)) is not None:
-            return kind
-    entry = store.catalog.find(wanted.name) if wanted.path is None else None
-    return None if entry is None else entry.kind
 
 
 def build_model(
@@ -169,6 +166,7 @@ def build_model(
         raise UnusableFiles(
             f"{newer}: update the node, or export the model again with that version; allow_known_bad loads it as it is"
         )
+
     task = served_task(installed.kind)
     plans, excluded = plan_model(task, installed, wanted, machine)
     for each in excluded:
@@ -176,6 +174,7 @@ def build_model(
     if not plans:
         reasons = "; ".join(f"{each.device}: {each.reason}" for each in excluded)
         raise UnusableFiles(f"{installed.id} has no placement that may be used: {reasons}", excluded=excluded)
+
     model: ServedModel = task.open(installed, wanted, machine.settings)
     suspects = Suspects()
     placements = []
@@ -185,6 +184,7 @@ def build_model(
         prewarm, missed = task.prewarm(model, wanted, plan.engine)
         noted = replace(plan, notes=(*plan.notes, *missed))
         placements.append(_placement(task, noted, machine, examination, prewarm, suspects))
+
     model.placements, model.excluded = tuple(placements), excluded
     model.aliases, model.idle_unload_s = wanted.aliases, wanted.idle_unload_s
     return model
@@ -270,6 +270,7 @@ def plan_model(
         raise ConfigurationError(
             f"{installed.id}: OpenVINO sees no device that it may use ({machine.probe.error or 'see devices'})"
         )
+
     plans: list[PlacementPlan] = []
     excluded: list[ExcludedPlacement] = []
     for place in places:
@@ -281,11 +282,13 @@ def plan_model(
         if problem is not None:
             excluded.append(ExcludedPlacement(place.device, target.emulated, standing, problem))
             continue
-        engine = plan_engine(task, installed, wanted, place, machine, standing)
+
+        engine = plan_engine(task, target, place, machine, standing)
         ignored = tuple(
             f"{name} is ignored: the engine for {place.device} has no use for it"
             for name in _unused(target, beside=[each.device for each in places])
         )
+
         # Unless the settings say otherwise, only the first is loaded at start: the others serve what it cannot.
         eager = place.load == "eager" or (place.load is None and not plans)
         doubts = doubts_on_npu(installed) if place.device is Device.NPU and not target.emulated else ()
@@ -304,21 +307,20 @@ def _unused(target: Target, beside: Collection[Device]) -> list[str]:
 
 def plan_engine(
     task: ServedTask[Any],
-    installed: InstalledModel,
-    wanted: ModelSettings,
+    target: Target,
     place: PlacementSettings,
     machine: Machine,
     standing: Standing = NOT_CERTIFIED,
 ) -> EnginePlan:
     """Plan the engine of one placement. Raises ConfigurationError when its lengths do not fit the model."""
-    npu = machine.npu
-    given = replace(wanted.of(engine_for(installed.kind, place.device)), plugin_config=dict(place.plugin_config))
+    npu, wanted = machine.npu, target.wanted
+    given = replace(wanted.of(engine_for(target.installed.kind, place.device)), plugin_config=dict(place.plugin_config))
     if place.device is Device.NPU and isinstance(given, NpuOptions):
         given = replace(given, busy_counter=str(npu.busy_counter), stand_in=npu.stand_in)
-    target = machine.target(installed, wanted, place.device)
     plan = task.plan(given, target)
     if wanted.max_outstanding is not None:
         plan = replace(plan, admission=replace(plan.admission, max_outstanding=wanted.max_outstanding))
+
     if (known := _prompt_limit(target, standing, machine)) is not None:
         limit, source = known
         if limit < plan.prompt_limit:
@@ -360,9 +362,11 @@ def _placement(
     notes += tuple(f"fault on demand: {fault}" for fault in faults)
     for note in notes:
         log.warning("%s on %s: %s", installed.id, device, note)
+
     admission = Admission(f"{installed.id} on {device}", engine.admission)
     if proven is not None:
         admission.assume(proven.rates.prompt_tokens_per_s, proven.rates.tokens_per_s)
+
     blobs = options.blobs if isinstance(options, BlobOptions) else None
     yields = task.yields_to_chats and device is Device.CPU
     spec = EngineSpec(
@@ -377,6 +381,7 @@ def _placement(
         nice=machine.settings.engine_nice + (_NICE_BESIDE_CHATS if yields else 0),
         energy_sysfs=None if machine.settings.energy_sysfs is None else str(machine.settings.energy_sysfs),
     )
+
     settings = machine.settings
     limits = EngineLimits(
         load_timeout_s=settings.load_timeout_s,
@@ -389,10 +394,18 @@ def _placement(
         ),
         growth=GrowthLimits(settings.engine_memory_growth or default_growth(machine_memory().total)),
     )
+
     compiled = blobs is not None or (options.cache_dir is not None and any(Path(options.cache_dir).glob("*.blob")))
     return Placement(
         device=device,
-        engine=Engine(faulty(spec, faults), canary, limits, prewarm=prewarm, suspects=suspects),
+        engine=Engine(
+            faulty(spec, faults),
+            canary,
+            limits,
+            prewarm=prewarm,
+            suspects=suspects,
+            proven_with=None if proven is None else (proven.driver, proven.openvino),
+        ),
         admission=admission,
         prompt_limit=engine.prompt_limit,
         total_limit=engine.total_limit,
@@ -495,6 +508,7 @@ def identity_of(
     place = next((place for place in wanted.placements or () if place.device is device), None)
     given: list[Any] = [wanted.examined_options(), {} if place is None else dict(place.plugin_config or {})]
     given += map(str, faults_of(installed.id, device, settings))
+
     named = properties.get("DEVICE_ARCHITECTURE") if device is Device.NPU else properties.get("FULL_DEVICE_NAME")
     return Identity(
         model=installed.id,

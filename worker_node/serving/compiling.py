@@ -36,11 +36,13 @@ async def compile_ahead(
     _check(installed, out)
     if platform is not None and settings.npu_emulation:
         raise ConfigurationError("--platform compiles for a real NPU: unset NPU_NODE_NPU_EMULATION")
+
     given = next((place for place in wanted.placements or () if place.device is Device.NPU), None)
     config = {} if given is None else dict(given.plugin_config)
     place = PlacementSettings(device=Device.NPU, load="lazy", plugin_config=config)
     options = {name: value for name, value in wanted.options.items() if name != "blobs"}
     wanted = wanted.model_copy(update={"placements": (place,), "options": options})
+
     out.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         npu = stack.enter_context(npu_source(settings.npu_sysfs, emulated=settings.npu_emulation))

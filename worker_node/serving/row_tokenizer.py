@@ -126,14 +126,6 @@ async def text_ids(
     return await tokenize(work, len(text), deadline)
 
 
-def load_tokenizer(directory: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of a model (it releases the GIL), without truncation and padding."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
 def beginning(
     tokenizer: tokenizers.Tokenizer, text: str, tokens: int, first: int, go_on: Callable[[], None] = never_abandoned
 ) -> str:
@@ -193,7 +185,10 @@ class RowTokenizer:
 
     def __init__(self, directory: Path, limit: int) -> None:
         self.limit = limit
-        self.whole = load_tokenizer(directory)
+        # It releases the GIL.
+        self.whole = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self.whole.no_truncation()
+        self.whole.no_padding()
 
     async def encode(
         self, texts: Sequence[str | tuple[int, ...]], *, truncate: bool, deadline: float = math.inf

@@ -11,12 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import (
-    AsyncExitStack,
-    aclosing,
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, Protocol, Self, TypeVar, cast
@@ -38,14 +33,7 @@ from worker_node.manager.placement import Placement
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import OFF, Operation, Tracing
 from worker_node.scheduling.admission import AdmissionLimits, Permit, TokenCost
-from worker_node.serving.routing import (
-    Demand,
-    PlacementStatus,
-    Selection,
-    select_placement,
-    wait_for_placement,
-)
-from worker_node.settings import NodeSettings
+from worker_node.serving.routing import Demand, PlacementStatus, Selection, select_placement, wait_for_placement
 
 T = TypeVar("T")
 WorkOf = Callable[[AdmissionLimits], TokenCost]
@@ -67,13 +55,12 @@ P = TypeVar("P", bound=TaskPart)
 class TaskParts:
     """Resources of one task alone, such as a process that decodes audio: one of each kind, made on first use."""
 
-    def __init__(self, settings: NodeSettings | None = None) -> None:
-        self._settings = settings or NodeSettings()
-        self._parts: dict[Callable[[NodeSettings], TaskPart], TaskPart] = {}
+    def __init__(self) -> None:
+        self._parts: dict[Callable[[], TaskPart], TaskPart] = {}
 
-    def of(self, make: Callable[[NodeSettings], P]) -> P:
+    def of(self, make: Callable[[], P]) -> P:
         if make not in self._parts:
-            self._parts[make] = make(self._settings)
+            self._parts[make] = make()
         return cast("P", self._parts[make])
 
     async def close(self) -> None:
@@ -188,8 +175,10 @@ class Execution:
         engine = placement.engine
         try:
             try:
-                self._refuse(key)
-                alone_s = self._time_alone(key)
+                alone_s = 0.0
+                if placement.suspects or self._context.engine_deaths:
+                    self._refuse(key)
+                    alone_s = self._time_alone(key)
                 async with placement.isolation.use(self._context.deadline, alone_s=alone_s) as waited:
                     if waited:
                         self._refuse(key)  # another of its kind may have had its turn before

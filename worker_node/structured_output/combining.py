@@ -130,7 +130,9 @@ class Combiner:
         schemas = [schema for schema in schemas if schema]
         if len(schemas) < 2:
             return schemas[0] if schemas else {}
-        self._budget.spend(_STEPS + sum(_size(value) for schema in schemas for value in schema.values()))
+        values = [value for schema in schemas for value in schema.values()]
+        parts = sum(len(value) for value in values if isinstance(value, list | dict | tuple))
+        self._budget.spend(_STEPS + len(values) + parts)
         try:
             return _merged(schemas, self._budget)
         except _CannotMerge as error:
@@ -186,11 +188,11 @@ def _differ(one: Schema | bool, other: Schema | bool, path: str) -> bool:
 
 
 def _differ_at(name: str, ours: Schema, theirs: Schema, path: str) -> bool:
-    return _differ(_read(ours[name], path), _read(theirs[name], path), path)
-
-
-def _read(schema: Any, path: str) -> Any:
-    return schema if isinstance(schema, bool) else read_schema(schema, path, lambda _: None)
+    first, second = (
+        schema if isinstance(schema, bool) else read_schema(schema, path, lambda _: None)
+        for schema in (ours[name], theirs[name])
+    )
+    return _differ(first, second, path)
 
 
 def _values(schema: Any) -> list[Any] | None:
@@ -306,7 +308,3 @@ _MERGE: dict[str, Callable[[list[Any]], Any]] = {
     "uniqueItems": any,
     "required": lambda values: list(dict.fromkeys(name for value in values for name in value)),
 }
-
-
-def _size(value: Any) -> int:
-    return 1 + (len(value) if isinstance(value, list | dict | tuple) else 0)

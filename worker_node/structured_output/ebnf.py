@@ -51,7 +51,9 @@ def literal(text: str) -> str:
         # string ends it.
         if after_code and character in string.hexdigits:
             written.append('" "')
-        written.append(_escaped(character))
+        if character in '"\\':
+            written.append("\\")
+        written.append(character if character.isprintable() else _code(ord(character)))
         after_code = not (character.isascii() and character.isprintable())
     return '"' + "".join(written) + '"'
 
@@ -83,12 +85,6 @@ def branches(ways: Mapping[str, str]) -> str:
     return " | ".join(parts)
 
 
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    return character if character.isprintable() else _code(ord(character))
-
-
 def _code(code: int) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
@@ -117,14 +113,12 @@ def one_of(ranges: Ranges) -> str:
         return literal(chr(joined[0][0]))
     if joined[-1][1] == MAX_CODE and joined[-1][0] <= _LAST_ASCII + 1:
         # The runtime reads a negated class right only if what it names is ASCII.
-        return _class(complement(joined), negated=True)
-    return _class([part for low, high in joined for part in _encoded(low, high)])
-
-
-def _class(ranges: Ranges, *, negated: bool = False) -> str:
+        opening, parts = "[^", complement(joined)
+    else:
+        opening, parts = "[", [part for low, high in joined for part in _encoded(low, high)]
     # All as codes: a plain hex digit would be read as part of the code before it.
-    body = "".join(_code(low) if low == high else f"{_code(low)}-{_code(high)}" for low, high in ranges)
-    return f"[{'^' if negated else ''}{body}]"
+    body = "".join(_code(low) if low == high else f"{_code(low)}-{_code(high)}" for low, high in parts)
+    return f"{opening}{body}]"
 
 
 def _encoded(low: int, high: int) -> list[tuple[int, int]]:
@@ -146,10 +140,6 @@ class Writing:
     @property
     def not_plain(self) -> list[tuple[int, int]]:
         return [*self.left_out, *((ord(one), ord(one)) for one in self.escapes)]
-
-    def leaves_out(self, code: int) -> bool:
-        """Whether classes and automata leave this character out."""
-        return any(low <= code <= high for low, high in self.left_out)
 
     def plain(self, ranges: Ranges) -> list[tuple[int, int]]:
         """The characters of the ranges that can stand as they are."""

@@ -72,10 +72,6 @@ TYPES: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _is_count(value: Any) -> bool:
-    return _is_number(value) and value == int(value) and value >= 0
-
-
 def _is_type(value: Any) -> bool:
     names = [value] if isinstance(value, str) else value
     return isinstance(names, list) and bool(names) and all(isinstance(name, str) and name in TYPES for name in names)
@@ -91,8 +87,10 @@ def _is_list_of(item: Callable[[Any], bool], least: int = 0) -> Callable[[Any], 
 
 _SCHEMAS = ("additionalProperties", "unevaluatedProperties", "items", "propertyNames", "not")
 _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), (_is_count, "a count")),
-    **dict.fromkeys(("minProperties", "maxProperties"), (_is_count, "a count")),
+    **dict.fromkeys(
+        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        (lambda value: TYPES["integer"](value) and value >= 0, "a count"),
+    ),
     **dict.fromkeys(_NUMBER - {"format"}, (_is_number, "a number")),
     **dict.fromkeys(("$ref", "format"), (TYPES["string"], "a string")),
     # Several patterns that have to match at once are a tuple, which no request holds.

@@ -178,7 +178,7 @@ def _automaton(term: Term, rules: Rules, spend: Callable[[], None], writing: Wri
             raise TooManyStates(f"it needs more than {MAX_STATES} states")
         moves[state] = {}
         for low, end in zip(starts, [*starts[1:], MAX_CODE + 1], strict=True):
-            if writing.leaves_out(low):
+            if any(first <= low <= last for first, last in writing.left_out):
                 continue
             after = _derived(state, low, spend)
             if after != NOTHING:

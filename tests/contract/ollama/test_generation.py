@@ -74,7 +74,7 @@ async def test_raw_skips_the_template_and_system_is_a_first_message(http, node):
 async def test_wrong_requests_are_refused_naming_the_field(http, node, fields, status, error):
     reply, body = await call(http, node, "chat", **{"messages": CAPITAL, **fields})
     assert reply.status == status
-    assert set(body) == {"error"}
+    assert set(body) == {"error", "code"}
     assert body["error"].startswith(error)
 
 

@@ -65,9 +65,6 @@ async def test_long_texts_are_cut_unless_forbidden(http, node):
     assert (reply.status, body["prompt_eval_count"]) == (200, 256)
     reply, _ = await post(http, node.url + "/api/embed", model=EMBEDDER, input=long, truncate=False)
     assert reply.status == 400
-    reply, body = await post(http, node.url + "/api/embed", model=EMBEDDER, input="x", dimensions=7)
-    assert reply.status == 400
-    assert body["error"].startswith("dimensions")
 
 
 async def test_a_model_is_unloaded_and_loaded_again(http, own_node):

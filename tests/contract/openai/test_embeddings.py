@@ -40,13 +40,10 @@ async def test_token_ids_are_the_text(http, node):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"input": "x", "dimensions": 7}, "dimensions"),
         ({"input": "x", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "x", "normalize": False}, "normalize"),
         ({"input": [30_000_000]}, None),
         ({"input": []}, "input"),
-        ({"input": ""}, "input"),
-        ({"input": ["x", ""]}, "input[1]"),
         ({"input": "word " * 1000}, "texts[0]"),
         ({}, "input"),
     ],

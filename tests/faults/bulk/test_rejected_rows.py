@@ -71,14 +71,15 @@ def refusing(bad, code, status=400):
 
 
 class MeasuringNode(ScriptedNode):
-    """Each request for vectors costs half a joule."""
+    """Each request for vectors costs half a joule, and an NPU a time that does not divide by its rows."""
 
     def take(self, path, headers, content):
         step, answer = super().take(path, headers, content)
-        return step, replace(answer, headers=answer.headers | {"X-NPU-Node-Joules": "0.5"})
+        costs = {"X-NPU-Node-Joules": "0.5", "X-NPU-Busy-Delta-Us": "1009"}
+        return step, replace(answer, headers=answer.headers | costs)
 
 
-async def test_the_joules_of_a_request_are_divided_among_its_rows(source, out, run):
+async def test_the_joules_and_the_npu_time_of_a_request_are_divided_among_its_rows(source, out, run):
     async with MeasuringNode().running() as node:
         await run(source, node)
         # The first request, of one text, asked for the space.
@@ -88,6 +89,7 @@ async def test_the_joules_of_a_request_are_divided_among_its_rows(source, out, r
     assert sorted({row["joules"] for row in rows}) == sorted({0.5 / size for size in batches})
     success = json.loads((out / "_SUCCESS").read_text())
     assert success["joules"] == pytest.approx(sum(row["joules"] for row in rows)) == 0.5 * len(batches)
+    assert success["npu_busy_us"] == sum(row["npu_busy_us"] for row in rows) == 1009 * len(batches)
 
 
 @pytest.mark.parametrize(
@@ -183,12 +185,15 @@ async def test_fragments_with_a_row_that_is_never_answered_hold_up_no_other_on_a
     assert (report.exit_code, report.rows) == (ExitCode.COMPLETE, 300)
 
 
-async def test_a_job_stops_when_more_rows_are_rejected_than_it_allows_and_goes_on_when_it_may(source, node, run):
+async def test_a_job_stops_when_more_rows_are_rejected_than_it_allows_and_goes_on_when_it_may(source, out, node, run):
     node.respond = refusing({"text 7", "text 8"}, "context_length_exceeded")
     report = await run(source, node, max_rejected=0.001, window=1)
     assert (report.exit_code, report.success) == (ExitCode.TOO_MANY_REJECTED, False)
     report = await run(source, node, max_rejected=0.01)
     assert (report.exit_code, report.rows, report.rejected) == (ExitCode.COMPLETE, 298, 2)
+    take_back(out)
+    report = await run(source, node, max_rejected=0.01)
+    assert (report.exit_code, report.rejected) == (ExitCode.COMPLETE, 2), "2 of all 300 rows, not of the 100 left"
     report = await run(source, node, max_rejected=0.001)
     assert report.exit_code is ExitCode.TOO_MANY_REJECTED, "a complete job is judged too"
 

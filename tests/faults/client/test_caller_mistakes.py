@@ -1,6 +1,7 @@
 """What a caller gets wrong is reported before anything is sent, and never counts against a node."""
 
 import asyncio
+import io
 import json
 
 import openai as openai_sdk
@@ -49,13 +50,24 @@ QUESTION = [{"role": "user", "content": "Where?"}]
         ("chat", QUESTION, {"extra_headers": {"X-A": "two\nlines"}}, "extra_headers"),
         ("chat", QUESTION, {"request_id": "with space"}, "request_id"),
         ("embed_many", ["a"], {"progress": asyncio.sleep}, "progress must be a plain function"),
+        ("rerank", "q", {"documents": []}, "documents"),
+        ("rerank", "q", {"documents": {"a"}}, "documents"),
+        ("rerank", b"q", {"documents": ["a"]}, "query"),
+        ("rerank", "q", {"documents": ["a"], "top_n": 0}, "top_n"),
+        ("rerank", "q", {"documents": ["a"], "top_k": 1}, "top_k"),
+        ("transcribe", None, {}, "NoneType"),
+        ("transcribe", b"", {}, "empty"),
+        ("transcribe", "/no/such/file.wav", {}, "No such file"),
+        ("transcribe", "/", {}, "directory"),
+        ("transcribe", "a\0b", {}, "valid path"),
+        ("transcribe", io.StringIO("text"), {}, "binary"),
     ],
 )
 async def test_a_wrong_argument_is_named_and_nothing_is_sent(pair, client, method, argument, options, message):
     with pytest.raises(InvalidArgument, match=message) as caught:
         await getattr(client, method)(argument, **options)
     assert isinstance(caught.value, RequestRejected | ValueError)
-    assert caught.value.param in {*options, "text", "texts", "prompt", "messages"}
+    assert caught.value.param in {*options, "text", "texts", "prompt", "messages", "query", "audio"}
     assert not pair[0].requests + pair[1].requests
     assert all(status.breaker is BreakerState.CLOSED for status in client.status())
 

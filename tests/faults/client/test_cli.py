@@ -257,23 +257,6 @@ def test_wrong_settings_are_named_and_not_quoted(capsys, monkeypatch, name, valu
 TEXTS = [f"text {index} ä" for index in range(300)]
 
 
-async def test_embed_stream_keeps_the_order_and_little_in_memory(pair):
-    given = 0
-
-    async def texts():
-        nonlocal given
-        for text in TEXTS * 10:
-            given += 1
-            yield text
-
-    async with NPUClient([node.url for node in pair]) as client:
-        rows = []
-        async for batch in client.embed_stream(texts()):
-            rows.append(batch.vectors)
-            assert given <= sum(map(len, rows)) + (client.fleet.concurrency() + 1) * 64
-    np.testing.assert_array_equal(np.concatenate(rows), vectors_for(TEXTS * 10))
-
-
 async def test_embed_stream_fails_in_its_turn_and_cleans_up(scripted):
     scripted.respond = answering(
         lambda: error_response(400, "invalid_request") if TEXTS[150] in scripted.bodies[-1]["texts"] else None

@@ -149,14 +149,6 @@ async def test_the_spend_cap_is_never_overrun(cloud):
         assert client.ledger.cloud.cost == Decimal(18 * len(cloud.requests)) / 1_000_000
 
 
-async def test_a_refused_request_does_not_go_to_the_cloud(scripted, cloud):
-    scripted.respond = answering(lambda: error_response(400, "invalid_request"))
-    async with fallback([scripted.url], cloud) as client:
-        with pytest.raises(RequestRejected):
-            await client.generate("prompt")
-    assert not cloud.requests
-
-
 async def test_no_fallback_after_the_first_piece(scripted, cloud):
     scripted.script(cut(1))
     async with fallback([scripted.url], cloud) as client:
@@ -403,16 +395,3 @@ async def test_a_stream_of_the_cloud_that_falls_silent_is_interrupted(cloud):
         with pytest.raises(StreamInterrupted) as caught:
             [_ async for _ in client.stream("prompt")]
         assert caught.value.partial_text == "Paris"
-
-
-async def test_a_silent_node_is_asked_once_before_the_cloud(scripted, cloud):
-    async def respond(_):
-        await asyncio.get_running_loop().create_future()
-
-    scripted.respond = respond
-    npu = NPUClient([scripted.url], options=ClientOptions(timeouts=Timeouts(idle=0.2)))
-    async with InferenceClient(npu, CloudClient(settings(cloud))) as client:
-        for call in (client.generate("prompt"), stream(client)):
-            result = await call
-            assert [attempt.outcome for attempt in result.attempts] == ["AttemptTimeout", "ok"]
-    assert len(scripted.requests) == 2

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import stat
+import time
 import zlib
 from pathlib import Path
 
@@ -84,18 +85,6 @@ async def test_a_body_goes_to_the_node_and_its_reply_comes_back_byte_for_byte(sc
     assert trace.items() <= given.items()
 
 
-async def test_a_stream_comes_as_the_node_sends_it(scripted):
-    async with gateway(scripted) as http, aiohttp.ClientSession() as direct:
-        asked = {**STREAM, "stream_options": {"include_usage": True}}
-        through = await http.post(CHAT_PATH, json=asked)
-        at_once = await direct.post(f"{scripted.url}/v1/chat/completions", json=asked)
-        assert through.headers["Content-Type"] == at_once.headers["Content-Type"]
-        assert await through.read() == await at_once.read()
-        metrics = await (await http.get("/metrics")).text()
-        assert 'npu_gateway_requests_total{dialect="openai",status="200",team="anybody"} 1.0' in metrics
-        assert re.search(r'^gen_ai_client_operation_duration_seconds_count{.*source="node"} 1.0', metrics, re.MULTILINE)
-
-
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -117,9 +106,9 @@ async def test_no_path_but_those_of_inference_reaches_a_node(scripted, method, p
         reply = await http.request(
             method, URL(f"{origin}{path}", encoded=True), json=CHAT if method == "POST" else None
         )
-        error = (await reply.json())["error"]
-        # In Ollama's dialect it is a text.
-        code = "not_found" if error == f"the fleet serves no {method} {path}" else error["code"]
+        body = await reply.json()
+        # In Ollama's dialect the error is a text, and its code stands beside it.
+        code = body.get("code") or body["error"]["code"]
         assert (reply.status, code) in {(404, "not_found"), (404, "model_not_found")}
     assert {(request.method, request.path) for request in scripted.requests} <= {("GET", "/v1/models")}
 
@@ -151,32 +140,6 @@ async def test_a_limit_of_time_that_cannot_be_meant_is_refused(scripted, given):
         assert reply.status == 400
         assert (await reply.json())["error"]["param"] == "X-Request-Timeout-Ms"
     assert not scripted.requests
-
-
-@pytest.mark.parametrize("field", [{"n": -3}, {"max_tokens": -1000}, {"max_completion_tokens": 0}, {"n": True}])
-async def test_no_count_lifts_the_cap_of_the_cloud(scripted, cloud, field):
-    scripted.respond = draining
-    async with gateway(scripted, cloud=cloud) as http:
-        for body in (CHAT, STREAM):
-            assert (await http.post(CHAT_PATH, json=body | field)).status == 400
-    assert not cloud.requests
-
-
-@pytest.mark.parametrize("stream", [[1], {"a": 1}, "yes", 1])
-async def test_what_the_caller_means_by_stream_is_for_the_node_to_say(scripted, stream):
-    async with gateway(scripted) as http:
-        for path in (CHAT_PATH, "/inference", "/api/chat"):
-            assert (await http.post(path, json={**CHAT, "prompt": "x", "stream": stream})).status in {200, 404}
-
-
-async def test_vectors_of_another_space_are_never_forwarded(scripted):
-    async with gateway(scripted) as http:
-        body = {"object": "list", "model": EMBEDDER, "data": [{"index": 0, "embedding": [1.0] * 8}]}
-        headers = {**route_headers(EMBEDDER), "X-Space": "space-b"}
-        scripted.respond = answering(lambda: web.json_response(body, headers=headers))
-        reply = await http.post("/v1/embeddings", json={"model": EMBEDDER, "input": ["a"], "dimensions": None})
-        assert reply.status == 503
-        assert "space" in (await reply.json())["error"]["message"]
 
 
 @pytest.fixture
@@ -259,7 +222,7 @@ async def test_comments_of_a_node_are_no_parts_of_its_stream(scripted):
         asyncio.timeout(60),
     ):
         text = await reply.text()
-    assert ": still working" in text
+    assert 0 < text.count(": still working") < 1000, "it is cut before the node ends it"
     assert "stream_interrupted" in text.splitlines()[-2]
 
 
@@ -365,11 +328,16 @@ def test_keys_are_made_listed_rotated_and_ended_by_commands(tmp_path, capsys):
     following = run("rotate", prefix, "--overlap", "0")
     store.read()
     assert store.find(following).cloud is False
-    now[0] = 10.0**11
+    now[0] = time.time()
     assert store.find(key) is None
-    run("revoke", following.split("_")[1])
+    last = run("rotate", following.split("_")[1], "--overlap", "3600")
     store.read()
-    assert store.find(following) is None
+    for later, held in ((3000.0, True), (4000.0, False)):
+        now[0] = time.time() + later
+        assert (store.find(following) is not None) is held
+    run("revoke", last.split("_")[1])
+    store.read()
+    assert store.find(last) is None
     store.close()
     assert main(["keys", "--keys", str(file), "revoke", "nothing"]) == 1
     assert "npu-gateway: there is no key 'nothing'" in capsys.readouterr().err
@@ -391,7 +359,8 @@ async def test_a_team_has_its_requests_and_tokens_a_minute_over_all_gateways(scr
     url, process = store
     values = {"keys": tmp_path / "keys.db", "store": url}
     (few,) = made_keys(values["keys"], "few", requests=3)
-    (short,) = made_keys(values["keys"], "short", tokens=6)
+    (short,) = made_keys(values["keys"], "short", tokens=150)
+    scripted.answer = "word " * 100
     async with gateway(scripted, **values) as one, gateway(scripted, **values) as other:
         second = one if process is None else other
         assert [(await asked(http, few)).status for http in (one, second, one)] == [200] * 3
@@ -401,7 +370,7 @@ async def test_a_team_has_its_requests_and_tokens_a_minute_over_all_gateways(scr
         assert "3 requests a minute" in (await refused.json())["error"]["message"]
         statuses = [(await asked(http, short)).status for http in (one, second, one, second)]
         assert statuses[0] == 200
-        assert statuses[-1] == 429, "an answer of the scripted node has five tokens"
+        assert statuses[-1] == 429, "two answers of 100 tokens to prompts of four"
         if process is None:
             return
         process.kill()
@@ -480,7 +449,8 @@ async def test_ollama_is_told_which_model_is_not_there(scripted):
     async with gateway(scripted) as http:
         for field in ("model", "name"):
             reply = await http.post("/api/show", json={field: "none"})
-            assert (reply.status, await reply.json()) == (404, {"error": "model 'none' not found"})
+            lacks = {"error": "model 'none' not found", "code": "model_not_found"}
+            assert (reply.status, await reply.json()) == (404, lacks)
         assert (await http.post("/api/show", data=b"[")).status == 400
         assert (await http.get("/api/version")).status == 503
 
@@ -598,11 +568,3 @@ async def test_an_interrupted_stream_says_how_much_its_caller_has_and_is_not_beg
     assert text.count("Hello") == 2
     assert "the answer stopped after 10 characters" in text
     assert len(pair[0].requests) + len(pair[1].requests) == 1
-
-
-async def test_a_stream_that_is_complete_needs_no_done(scripted):
-    body = data_event({"choices": [choice({"role": "assistant", "content": ""})]})
-    body += data_event({"choices": [choice({"content": "Hi"}, "stop")]})
-    scripted.respond = streaming(body)
-    async with gateway(scripted) as http:
-        assert await (await http.post(CHAT_PATH, json=STREAM)).read() == body

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import sqlite3
 from functools import partial
 
@@ -197,15 +198,21 @@ async def stream_of(request):
     "options",
     [{}, {"stream_options": None}, *({"stream_options": {"include_usage": asked}} for asked in (False, True))],
 )
-async def test_a_stream_counts_whether_or_not_its_usage_was_asked_for(scripted, tmp_path, options):
+async def test_a_stream_comes_as_it_was_sent_and_counts_whether_or_not_its_usage_was_asked_for(
+    scripted, tmp_path, options
+):
     (key,) = made_keys(tmp_path / "keys.db", "team")
     scripted.respond = stream_of
     async with gateway(scripted, keys=tmp_path / "keys.db") as http, aiohttp.ClientSession() as direct:
         reply = await http.post(CHAT_PATH, json=STREAM | options, headers={"x-api-key": key})
         as_sent = await direct.post(f"{scripted.url}/v1/chat/completions", json=STREAM | options)
+        assert reply.headers["Content-Type"] == as_sent.headers["Content-Type"]
         assert await reply.read() == await as_sent.read()
         await until_counted(http, key, (20.0, 9.0))
-        assert 'npu_client_served_calls_total{source="node"} 1.0' in await metrics_of(http, key)
+        metrics = await metrics_of(http, key)
+        assert 'npu_client_served_calls_total{source="node"} 1.0' in metrics
+        assert 'npu_gateway_requests_total{dialect="openai",status="200",team="team"}' in metrics
+        assert re.search(r'^gen_ai_client_operation_duration_seconds_count{.*source="node"} 1.0', metrics, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -130,15 +130,6 @@ async def test_a_generation_that_ends_without_a_reason_is_interrupted(client, pa
     assert caught.value.partial_text == "so far"
 
 
-async def test_a_stream_that_closes_without_its_end_is_interrupted(client, pair):
-    # Closed in good order: only the missing end tells that something is lacking.
-    in_turn(pair, streamed({"choices": [part("so far")]}, done=False))
-    chat = client.stream_chat(QUESTION, timeout=5)
-    with pytest.raises(StreamInterrupted) as caught:
-        [_ async for _ in chat]
-    assert (caught.value.partial_text, chat.result) == ("so far", None)
-
-
 async def test_a_chat_whose_choices_have_ended_needs_no_done(client, pair):
     events = {"choices": [part("Paris")]}, {"choices": [part("", "stop")]}
     in_turn(pair, *(streamed(*events, done=False) for _ in range(2)))

@@ -148,6 +148,8 @@ CASES = {
         {"tools": []},
         {"stream": "yes"},
         {"stream": 1},
+        {"stream": [1]},
+        {"stream": {"a": 1}},
         {"stream": True, "stream_options": {"include_usage": True}},
         {"stream": True, "stream_options": {"include_usage": False}, "n": 2},
         {"stream": True, "stream_options": [1]},

@@ -100,7 +100,7 @@ class Served:
             "engine": self.engine.open,
             "admission": [place.admission.outstanding for place in model.placements],
             "backlog": [len(place.admission.prefilling) + len(place.admission.decoding) for place in model.placements],
-            "isolation": [place.isolation._shared for place in model.placements],
+            "isolation": [place.isolation._users for place in model.placements],
             "in use": model.activity.idle_since is None,
             "requests": self.node.state.running,
             "tasks": len(asyncio.all_tasks()),

@@ -128,7 +128,7 @@ async def test_silent_readers_hold_up_nobody_and_miss_nothing(http, echoing_node
     for route, parts in streams.items():
         assert WORDS in text_of(route, parts)
     async with asyncio.timeout(30):
-        await echoing_node.state.idle()
+        await echoing_node.state.idle.wait()
 
 
 @pytest.mark.parametrize("stall_timeout_s", [0.1])
@@ -136,6 +136,6 @@ async def test_a_reader_who_takes_nothing_for_long_is_dropped_and_no_failure(ech
     sock = await silent_reader(echoing_node, "/v1/chat/completions")
     await eventually(lambda: echoing_node.state.running)
     async with asyncio.timeout(60):
-        await echoing_node.state.idle()
+        await echoing_node.state.idle.wait()
     sock.close()
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -16,6 +16,7 @@ from backend_client.errors import (
     NodeUnreachable,
 )
 from backend_client.options import RetryOptions
+from backend_client.routing.call import RetryBudget
 from tests.unit.backend_client.fakes import fleet, hang, report, warm, with_fleet
 from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
@@ -117,6 +118,32 @@ async def test_a_full_fleet_says_to_come_again_when_the_first_of_its_nodes_has_r
     with pytest.raises(FleetOverloaded) as caught:
         await client.embed("text", timeout=5)
     assert caught.value.retry_after == pytest.approx(20, abs=1)
+
+
+@in_virtual_time
+async def test_a_node_whose_npu_is_full_gets_the_requests_that_need_no_npu():
+    (node,) = fleet(1)
+    node.health = report(placements=("NPU", "CPU"))
+
+    async def embed(call):
+        if call.headers.get("X-NPU-Require-Device") == "NPU":
+            raise NodeOverloaded("full", node=node.url, status=429, retry_after=60.0)
+        return await node.vectors(call)
+
+    node.embed = embed
+    async with warm([node]) as client:
+        for _ in range(2):
+            with pytest.raises(FleetOverloaded):
+                await client.embed("text", require_device="NPU", timeout=5)
+            assert (await client.embed_result("text", timeout=5)).node == node.url
+    assert len(node.requests) == 1 + 2, "for the NPU it is asked once"
+
+
+def test_a_quiet_day_saves_up_no_more_retries_than_the_options_say():
+    clock = [0.0]
+    budget = RetryBudget(RetryOptions(saved=3.0), lambda: clock[0])
+    clock[0] += 86_400.0
+    assert [budget.withdraw() for _ in range(4)] == [True, True, True, False]
 
 
 def breaks_when(node, event):

@@ -54,6 +54,7 @@ def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
     stage("importing the tokenizer and the graph")
     write_tokenizer(gguf, target, scratch)
     model = import_graph(gguf.path)
+
     template = str(gguf.get("tokenizer.chat_template") or "")
     ids = {name: gguf.get(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKEN_FIELDS.items()}
     # The answer ends at the end-of-sequence token only because this file says which it is.
@@ -64,6 +65,7 @@ def convert_gguf(job: ConversionJob, stage: Callable[[str], None]) -> Converted:
         (target / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if template:
         (target / "chat_template.jinja").write_text(template, encoding="utf-8")
+
     stage(f"storing the weights in {quantization}, {reason}")
     store_weights(model, gguf, quantization)
     ov.save_model(model, target / MODEL_FILE, compress_to_fp16=False)
@@ -113,6 +115,7 @@ class GgufFile:
             raise ConversionFailed(f"{path}: not a readable GGUF file ({error})") from error
         if known is not None and reader.data_offset > known:
             return
+
         self._fields, self._data = reader.fields, reader.data
         self._tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in reader.tensors}
         self.architecture: str = self.field("general.architecture")
@@ -122,6 +125,7 @@ class GgufFile:
                 f"{', '.join(ARCHITECTURES)}. Look for a repository of the same model that ends in -ov "
                 "(npu-node list --all shows some)"
             )
+
         unreadable = {tensor.tensor_type.name for tensor in reader.tensors} - _READABLE
         if unreadable:
             raise ConversionFailed(

@@ -198,7 +198,7 @@ def _input_type(request: web.Request, given: str | None, model: EmbeddingModel) 
 
     The reply then lists it as ignored; a node that is set to refuse such fields leaves it for the error.
     """
-    useless = given is not None and (not model.prompts or given not in INPUT_TYPES)
+    useless = given is not None and (not model.installed.prompts or given not in INPUT_TYPES)
     if not useless or request[STATE].node.settings.unknown_fields == "reject":
         return given
     note_effects(request, ["input_type"])

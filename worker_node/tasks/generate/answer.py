@@ -6,7 +6,6 @@ import codecs
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum, auto
 from secrets import token_hex
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import orjson
 from msgspec import structs
+from prometheus_client import Counter
 
 from worker_node.core.errors import NodeError
 from worker_node.core.types import NOT_MEASURED, Route, Timing, Usage
@@ -176,7 +176,7 @@ class AnswerBuilder:
             else:
                 first.logprobs = logprobs
         self._reasoning_tokens += len(taken) if self._blocks.in_reasoning else 0
-        self.busy = delta.busy
+        self.busy = delta.busy or self.busy
         self._prompt_tokens = delta.prompt_tokens or self._prompt_tokens
         self._cached_tokens = delta.cached
         if delta.finish is not None:
@@ -218,6 +218,9 @@ class AnswerBuilder:
     def _text_of(self, tokens: Sequence[int]) -> str:
         """Count tokens up to the one that ends the answer; return the text that is certain with them."""
         sampling, text = self._sampling, ""
+        if not (sampling.stop or sampling.stop_token_ids):
+            self.tokens += len(tokens)
+            return self._detokenizer.push(tokens)
         for token in tokens:
             self.tokens += 1
             may_end = self.tokens > sampling.min_tokens
@@ -373,9 +376,11 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
 
     def push(self, tokens: Sequence[int]) -> str:
-        table = self._table
-        size = len(table)
-        return self._decoder.decode(b"".join([table[token] for token in tokens if token < size]))
+        table, text = self._table, b""
+        for token in tokens:
+            if token < len(table):
+                text += table[token]
+        return self._decoder.decode(text)
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -446,14 +451,28 @@ class Reader:
         waiting = execution.proof_required
         try:
             while not execution.done:
-                answer, last = self._new_answer(), []
-                async with aclosing(self._attempt(answer)) as changes:
-                    async for last in changes:
-                        if waiting:
-                            waiting = False
-                            yield ChoiceEvents(self.index, (), 0)
-                        if last and self.stream and not answer.complete:
-                            yield ChoiceEvents(self.index, last, answer.tokens)
+                answer, last, report_at = self._new_answer(), [], 0.0
+                route, job = execution.selection.route, self._job()
+                counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
+                try:
+                    async with execution.attempt(job, TokenDelta) as deltas:
+                        async for delta in deltas:
+                            last = answer.push(delta)
+                            if answer.first_token is None:
+                                self._begun(answer, delta)
+                            # Admission and metrics hear of the first token, of the end, and at times between them.
+                            if answer.at >= report_at or answer.complete or delta.prefilled:
+                                report_at = answer.at + _REPORT_S
+                                self._report(answer, delta, counter)
+                            if waiting:
+                                waiting = False
+                                yield ChoiceEvents(self.index, (), 0)
+                            if answer.complete:
+                                break
+                            if last and self.stream:
+                                yield ChoiceEvents(self.index, last, answer.tokens)
+                finally:
+                    counter.inc(answer.unreported)
             if execution.proof_required:
                 execution.prove(answer.busy)
             rest = answer.flush()
@@ -468,36 +487,25 @@ class Reader:
             operation.failed(error)
             raise
 
-    async def _attempt(self, answer: AnswerBuilder) -> AsyncGenerator[list[BlockEvent], None]:
-        execution = self.execution
-        route, job = execution.selection.route, self._job()
-        counter = self.telemetry.own(GenerationMetrics).tokens.labels(route.model, route.device)
-        # Admission and metrics hear of the first token, of the end, and from time to time between them.
-        report_at = 0.0
-        try:
-            async with execution.attempt(job, TokenDelta) as deltas:
-                async for delta in deltas:
-                    changes = answer.push(delta)
-                    if answer.first_token is None:
-                        # The engine works on the request.
-                        if execution.proof_required:
-                            execution.prove(delta.busy)
-                        answer.first_token = time.monotonic()
-                        answer.started = delta.started or answer.submitted
-                        if self.operation.recording:
-                            self.operation.begin("prefill", answer.started)
-                            self.operation.begin("decode", answer.at)
-                    if answer.at >= report_at or answer.complete or delta.prefilled:
-                        report_at = answer.at + _REPORT_S
-                        prefilled, ended = (delta.prefilled, delta.prefill_s), answer.complete
-                        execution.permit.progressed(answer.unreported, at=answer.at, prefilled=prefilled, ended=ended)
-                        counter.inc(answer.unreported)
-                        answer.unreported = 0
-                    yield changes
-                    if answer.complete:
-                        break
-        finally:
-            counter.inc(answer.unreported)
+    def _begun(self, answer: AnswerBuilder, delta: TokenDelta) -> None:
+        """The first tokens have come: the engine works on the request."""
+        if self.execution.proof_required:
+            self.execution.prove(answer.busy)
+        answer.first_token = time.monotonic()
+        answer.started = delta.started or answer.submitted
+        if self.operation.recording:
+            self.operation.begin("prefill", answer.started)
+            self.operation.begin("decode", answer.at)
+
+    def _report(self, answer: AnswerBuilder, delta: TokenDelta, counter: Counter) -> None:
+        self.execution.permit.progressed(
+            answer.unreported,
+            at=answer.at,
+            prefilled=(delta.prefilled, delta.prefill_s),
+            ended=answer.complete,
+        )
+        counter.inc(answer.unreported)
+        answer.unreported = 0
 
     def _job(self) -> GenerateJob:
         """The job of the next attempt: another placement may leave less room for the answer."""
@@ -512,6 +520,7 @@ class Reader:
             grammar=prepared.grammar,
             vision_prompt=prepared.prompt.vision_prompt,
             streamed_until=request.context.ends if self.stream else 0.0,
+            edge_may_stop=bool(request.sampling.stop or request.sampling.stop_token_ids),
         )
 
     def _new_answer(self) -> AnswerBuilder:

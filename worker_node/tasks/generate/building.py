@@ -207,12 +207,14 @@ def _stateful(given: StatefulOptions, target: Target) -> EnginePlan:
         prefill_chunk_size=_chunk(given, prompt, emulated=target.emulated),
         prefill_attention_hint=given.prefill_attention_hint or ("PYRAMID" if prompt > _PLAIN_WINDOW else None),
     )
+
     options, notes = _with_prefix_cache(options, target)
     if refused:
         notes = (
             "there is no prefix cache: Intel's compiler refuses prompts in several chunks for NPU "
             f"{target.architecture}; enable_prefix_caching = true tries it with this model",
         )
+
     path = target.installed.path
     total = min(prompt + given.min_response_len, target.installed.context_limit)
     window = _window_bytes(path, options, total)
@@ -220,6 +222,7 @@ def _stateful(given: StatefulOptions, target: Target) -> EnginePlan:
         # The NPU's cache is taken whether it is used or not.
         taken = "an unknown amount" if window is None else f"{window / 2**20:.0f} MiB"
         notes = (*notes, f"max_prompt_len {prompt} makes static shapes of {total} tokens: {taken} of memory")
+
     chunk, blocks = options.prefill_chunk_size or 0, options.prefix_cache_max_num_blocks or 0
     kept = kv_cache_bytes(path, chunk * blocks) or 0
     return EnginePlan(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +50,9 @@ from worker_node.tasks.generate.messages import GenerateJob, Sampling, Step, Tok
 from worker_node.tasks.generate.prefixes import PrefixHits
 from worker_node.tasks.generate.sampling import generation_config
 from worker_node.tasks.generate.task import ContinuousOptions
+
+# Often enough that the counter of the energy does not begin again in between.
+_STEPS_PER_READING = 256
 
 
 class ContinuousRunner:
@@ -188,14 +192,15 @@ class ContinuousRunner:
         for job_id in [i for i, r in self._running.items() if (r.job.ends if r.started else r.job.deadline) <= now]:
             self.cancel(job_id)
             emit(Failed(job_id, "deadline_exceeded", "the deadline passed during generation"))
-        self._arrange(emit)
+        if self._queue:
+            self._arrange(emit)
         if self._pipeline.has_non_finished_requests():
+            prompts = [running for running in self._running.values() if not running.started]
             if working := [*self._running, *self._abandoned]:
                 # At most: as if the prefix cache held nothing of the prompts.
-                prompts = [running for running in self._running.values() if not running.started]
                 most = sum(one.end if one.prompt.begun is None else one.left for one in prompts)
                 emit(NativeCall("step", min(most, self._step_tokens) + len(self._running), working))
-            self._compute()
+            self._compute(prompts)
         for job_id, handle in list(self._abandoned.items()):
             if handle.can_read() or handle.get_status() != genai.GenerationStatus.RUNNING:
                 handle.cancel()
@@ -208,17 +213,19 @@ class ContinuousRunner:
         if deltas:
             emit(Step(deltas, announced=bool(self._running)))
 
-    def _compute(self) -> None:
-        prompts = [running for running in self._running.values() if not running.started]
-        decoding = self._decoding()
-        taken = computed_in_step([running.left for running in prompts], decoding, self._step_tokens)
+    def _compute(self, prompts: Sequence[Running]) -> None:
+        """One step of the pipeline, and the account of what it computed of prompts."""
         began = time.monotonic()
         self._pipeline.step()
         seconds = time.monotonic() - began
-        if self._running:
-            self._meter.divide()
         self._steps += 1
+        if self._running and self._steps % _STEPS_PER_READING == 0:
+            self._meter.divide()
         self._stepped += len(self._running)
+        if not prompts:
+            return
+        decoding = self._decoding()
+        taken = computed_in_step([running.left for running in prompts], decoding, self._step_tokens)
         for running, tokens in zip(prompts, taken, strict=True):
             prompt = running.prompt
             running.left = max(1, running.left - tokens)
@@ -238,7 +245,7 @@ class ContinuousRunner:
             self._queue.remove(job_id)
             self._meter.end(job_id)
             return Failed(job_id, "overloaded", "the KV cache is full; raise cache_size_gb or ask for less")
-        if not running.whole:
+        if not (running.started or running.whole):
             if running.part_is_computed():
                 del self._running[job_id]
             return None
@@ -256,15 +263,19 @@ class ContinuousRunner:
         begun = at if running.prompt.begun is None else running.prompt.begun
         started = None if running.answer else begun
         if not running.started:
+            running.started = True
             self._prefixes.computed(running.job.tokens)
-        running.started = True
+            self._queue.remove(job_id)
         running.answer += tokens
-        self._queue.remove(job_id)
         if finished:
             # Nothing came after the last token.
             self._prefixes.computed(running.job.tokens + np.array(running.answer[:-1], TOKEN_DTYPE).tobytes())
             del self._running[job_id]
-        busy = self._meter.end(job_id) if finished else self._meter.so_far(job_id)
+        busy = None
+        if finished:
+            busy = self._meter.end(job_id)
+        elif finish is not None or running.job.edge_may_stop:
+            busy = self._meter.so_far(job_id)
         prefilled, prefill_s = self._prefills.take()
         deltas.append(
             TokenDelta(

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from worker_node.core.types import NOT_MEASURED, Busy
+from worker_node.core.types import Busy
 from worker_node.engines.protocol import TOKEN_BYTES, Outcome
 
 
@@ -87,7 +87,8 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     EBNF that the runtime is known to read: one that it cannot read would break the pipeline for good. Engines with
     vision take the `vision_prompt`; then `tokens` are those of its text. An answer that is streamed must have begun by
     the `deadline`, and may go on until `streamed_until`. An `internal` job is the node's own, such as a canary's, and
-    its prompt is not counted as a caller's.
+    its prompt is not counted as a caller's. `edge_may_stop`: the edge ends it at a stop sequence or token, so each of
+    its deltas says what it took.
     """
 
     id: int
@@ -100,6 +101,7 @@ class GenerateJob(msgspec.Struct, frozen=True, tag="generate", array_like=True):
     vision_prompt: ImagePrompt | None = None
     streamed_until: float = 0.0
     internal: bool = False
+    edge_may_stop: bool = False
 
     @property
     def ends(self) -> float:
@@ -125,9 +127,9 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     """New token ids of one generation. `finish` is set on the last: stop, length; `logprobs`, where asked for, are
     natural logarithms, one a token.
 
-    `started` (monotonic) is set on the first delta: when the engine took the job up. `busy` is the NPU's busy time
-    since then. `at` (monotonic) is when the engine had the
-    tokens. Since the last delta of any job the engine computed `prefilled` prompt tokens in `prefill_s` seconds.
+    `started` (monotonic) is set on the first delta: when the engine took the job up. `busy` is what it took since then,
+    on the last delta, and on others where the engine knows it. `at` (monotonic) is when the engine had the tokens.
+    Since the last delta of any job the engine computed `prefilled` prompt tokens in `prefill_s` seconds.
     `prompt_tokens`, on the last, is the prompt's exact size where the edge could only estimate it. `cached` of the
     prompt's tokens came from the prefix cache, as far as the engine knows.
     """
@@ -136,7 +138,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     finish: str | None = None
     started: float | None = None
-    busy: Busy = NOT_MEASURED
+    busy: Busy | None = None
     logprobs: list[float] | None = None
     at: float | None = None
     prefilled: int = 0

@@ -204,7 +204,12 @@ class _Prompting:
         """
         head = next((index for index, message in enumerate(messages) if message.role != "system"), 0)
         starts = [index for index in range(head, len(messages)) if messages[index].role != "tool"]
-        limit = _longest_prompt(self.model, self.request)
+        # The longest prompt that leaves room for an answer.
+        request, places = self.request, self.model.placements
+        window = min(max(place.total_limit for place in places), request.context_limit or sys.maxsize)
+        room = max(request.context.min_new_tokens, min(request.sampling.max_new_tokens or 1, window // 2))
+        limit = max(1, min(max(place.prompt_limit for place in places), window - room))
+
         first, end = 0, len(starts)
         while first < end:
             middle = (first + end) // 2
@@ -215,13 +220,6 @@ class _Prompting:
                 fits = False
             first, end = (first, middle) if fits else (middle + 1, end)
         return messages if first == len(starts) else messages[:head] + messages[starts[first] :]
-
-
-def _longest_prompt(model: GenerationModel, request: GenerationRequest) -> int:
-    """How many tokens a prompt may have that leaves room for an answer."""
-    window = min(max(place.total_limit for place in model.placements), request.context_limit or sys.maxsize)
-    room = max(request.context.min_new_tokens, min(request.sampling.max_new_tokens or 1, window // 2))
-    return max(1, min(max(place.prompt_limit for place in model.placements), window - room))
 
 
 def _with_tools(

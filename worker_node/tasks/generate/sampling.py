@@ -30,6 +30,7 @@ def generation_config(
         "logprobs": int(sampling.logprobs),
         "do_sample": sampling.temperature > 0,
     }
+
     if job.grammar is not None:
         values["structured_output_config"] = genai.StructuredOutputConfig(grammar=job.grammar)
     if prompt_lookup:
@@ -45,6 +46,7 @@ def generation_config(
             "num_return_sequences": sampling.beams,
             "length_penalty": sampling.length_penalty,
         }
+
     config = genai.GenerationConfig()
     for name, value in values.items():
         setattr(config, name, value)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosing, asynccontextmanager
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, replace
 
 from msgspec import structs
 
 from worker_node.core.errors import BadRequest, NodeError
-from worker_node.observability.tracing import Operation, Tracing
+from worker_node.observability.tracing import UNTRACED, Operation, Tracing
 from worker_node.scheduling.admission import TokenCost
 from worker_node.serving.routing import select_placement
 from worker_node.serving.run import Execution, Services
@@ -75,6 +82,8 @@ async def generate(
 
 def trace_generation(tracing: Tracing, request: GenerationRequest) -> AbstractContextManager[Operation]:
     """Trace the generation that runs while the block does, by the semantic conventions for generative AI."""
+    if not tracing.enabled:
+        return nullcontext(UNTRACED)
     sampling = request.sampling
     asked: dict[str, float | str | None] = {
         "temperature": sampling.temperature,

@@ -14,16 +14,7 @@ import openvino as ov
 import openvino_genai as genai
 
 from worker_node.core.types import Busy
-from worker_node.devices.blobs import (
-    NPU,
-    SMALL,
-    ModelBlobs,
-    brief,
-    describe_npu,
-    npu_properties,
-    require_npu,
-    unusable,
-)
+from worker_node.devices.blobs import NPU, SMALL, ModelBlobs, brief, describe_npu, npu_properties, require_npu, unusable
 from worker_node.devices.npu import BusyMeter, busy_meter
 from worker_node.engines.options import options_in
 from worker_node.engines.protocol import (
@@ -75,12 +66,14 @@ class PipelineRunner(SerialRunner[GenerateJob]):
     `generate` returns when the answer is complete; everything in between happens in the streamer, which GenAI calls for
     each token: it sends the token, takes in commands, and says whether to go on. The prefill cannot be interrupted.
     A derived class loads `_pipeline`, `_defaults` and `_meter`, and `_prefixes` where the pipeline has a prefix cache.
+    `_limit` are the tokens of the longest prompt; None for any.
     """
 
     jobs = GenerateJob
     _defaults: genai.GenerationConfig
     _meter: BusyMeter
     _prefixes: ChunkCache | None = None
+    _limit: int | None = None
 
     @abstractmethod
     def _generate(self, job: GenerateJob, streamer: TokenStreamer) -> Any:
@@ -89,10 +82,6 @@ class PipelineRunner(SerialRunner[GenerateJob]):
     @abstractmethod
     def _failure(self, job: GenerateJob, error: RuntimeError) -> Failed:
         """What a failed generation means for its job alone. Raises DeviceBroken for a failure of the device."""
-
-    @abstractmethod
-    def _limit(self) -> int | None:
-        """Tokens of the longest prompt; None for any."""
 
     def _prompt_tokens(self, _result: Any) -> int | None:
         """The exact size of the prompt, where the edge cannot know it."""
@@ -165,7 +154,7 @@ class PipelineRunner(SerialRunner[GenerateJob]):
 
     def _refusal(self, job: GenerateJob) -> Failed | None:
         """Why GenAI would not take this job, or None. What it refuses itself must not look like a device failure."""
-        limit = self._limit()
+        limit = self._limit
         if limit is not None and job.prompt_tokens > limit:
             return Failed(
                 job.id,
@@ -203,6 +192,7 @@ class StatefulRunner(PipelineRunner):
         super().__init__()
         self._spec = spec
         self._options = options = options_in(spec, StatefulOptions)
+        self._limit = options.max_prompt_len
         if options.caches_prefixes:
             most, chunk = options.prefix_cache_max_num_blocks or 1, options.prefill_chunk_size or 1
             self._prefixes = ChunkCache(most, chunk, options.max_prompt_len)
@@ -222,6 +212,7 @@ class StatefulRunner(PipelineRunner):
             genai.get_version(),
             options.platform,
         )
+
         if options.platform is not None:
             return self._compiled_elsewhere(blobs, core, began)
         if options.blobs is not None:
@@ -231,6 +222,7 @@ class StatefulRunner(PipelineRunner):
             blobs.written(core, Path(options.export_blobs))
         else:
             self._pipeline = self._compiled()
+
         self._defaults = self._pipeline.get_generation_config()
         self._meter.rest()
         name, driver = describe_npu(core, emulated=emulated)
@@ -280,6 +272,3 @@ class StatefulRunner(PipelineRunner):
     def _failure(self, _job: GenerateJob, error: RuntimeError) -> Failed:
         # The job was examined before, so this is the device or its driver, and every next job would meet it too.
         raise DeviceBroken(f"the NPU failed in a generation: {brief(error)}") from None
-
-    def _limit(self) -> int:
-        return self._options.max_prompt_len

@@ -138,16 +138,12 @@ class BareCalls:
                 return
             self._call = _Call(self._names)
             self._held = character
-            if character != "{":
-                self._give_up(blocks)
-                return
-        self._call.read(character, blocks)
-        if self._call.broken:
-            self._give_up(blocks)
-
-    def _give_up(self, blocks: Blocks) -> None:
-        self._plain = True
-        blocks.add_text(self._held)
+            self._plain = character != "{"
+        if not self._plain:
+            self._call.read(character, blocks)
+            self._plain = self._call.broken
+        if self._plain:
+            blocks.add_text(self._held)
 
 
 @dataclass(slots=True)

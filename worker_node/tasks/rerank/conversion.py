@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import openvino as ov
-from numpy.typing import NDArray
 from openvino import Node
 from openvino import opset13 as op
 
@@ -179,13 +178,6 @@ CANARY_PAIRS = (
 _OF_SPREAD, _AT_LEAST = 0.1, 0.05
 
 
-def canary_of(pairs: tuple[tuple[str, str], ...], logits: NDArray[np.float32]) -> RerankCanary:
-    """The canary for logits (f32 [pairs, labels]) as the CPU gave them."""
-    spread = float(np.ptp(logits, axis=0).max())
-    rows = tuple(tuple(float(x) for x in row) for row in logits)
-    return RerankCanary(pairs, rows, _AT_LEAST + _OF_SPREAD * spread)
-
-
 class _Rerankers(ModelFiles):
     def recognises(self, source: Path) -> bool:
         """A directory whose `config.json` names a cross-encoder's architecture."""
@@ -237,7 +229,9 @@ class _Rerankers(ModelFiles):
         logits = outputs_on_cpu(target / MODEL_FILE, (tokenizer.encode(*pair) for pair in CANARY_PAIRS))
         if not np.isfinite(logits).all():
             raise ConversionFailed(f"{job.id}: the model made of these files gives scores that are not numbers")
-        write_canary(target, canary_of(CANARY_PAIRS, logits))
+        tolerance = _AT_LEAST + _OF_SPREAD * float(np.ptp(logits, axis=0).max())
+        rows = tuple(tuple(float(logit) for logit in row) for row in logits)
+        write_canary(target, RerankCanary(CANARY_PAIRS, rows, tolerance))
         return Converted(
             kind=RERANK,
             family=config.bert.model_type,

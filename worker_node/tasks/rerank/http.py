@@ -96,18 +96,17 @@ async def _rerank(request: web.Request) -> web.Response:
         max_document_tokens=body.max_tokens_per_doc,
         field=field,
     )
-    rendered: Any = _tei(body, texts, reply)
+
+    rendered: Any
     if body.texts is None:
         rendered = _cohere(body, texts, reply, context.request_id, version="2" if request.path == "/v2/rerank" else "1")
+    else:
+        values = reply.logits if body.raw_scores else reply.scores
+        rendered = [
+            {"index": index, "score": float(values[index])} | ({"text": texts[index]} if body.return_text else {})
+            for index in reply.ranking()
+        ]
     return json_response(rendered, headers=route_headers(reply.route, reply.busy))
-
-
-def _tei(body: RerankBody, texts: tuple[str, ...], reply: RerankReply) -> list[dict[str, Any]]:
-    values = reply.logits if body.raw_scores else reply.scores
-    return [
-        {"index": index, "score": float(values[index])} | ({"text": texts[index]} if body.return_text else {})
-        for index in reply.ranking()
-    ]
 
 
 def _cohere(

@@ -111,10 +111,13 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
             ended = failure is not None or self._cancelled or late
             return genai.StreamingStatus.CANCEL if ended else genai.StreamingStatus.RUNNING
 
+        samples = np.frombuffer(job.samples, "<i2").astype(np.float32) / _FULL_SCALE
+        if len(samples) < _SHORTEST:
+            samples = np.pad(samples, (0, _SHORTEST - len(samples)))
         emit(NativeCall("run", POSITIONS + job.prompt_tokens, [job.id]))
         self._meter.begin()
         try:
-            result = self._pipeline.generate(_samples(job), config, on_text)
+            result = self._pipeline.generate(samples.tolist(), config, on_text)
         except RuntimeError as error:
             # The job was examined before, so this is the device or its driver, and every next job would meet it too.
             raise DeviceBroken(f"the {self._spec.device} failed in a transcription: {brief(error)}") from None
@@ -160,13 +163,6 @@ class TranscribeRunner(SerialRunner[TranscribeJob]):
             text = tokenizer.decode(ids[-keep:].tolist()).lstrip("\ufffd").strip()
             keep -= 1
         return text
-
-
-def _samples(job: TranscribeJob) -> list[float]:
-    samples = np.frombuffer(job.samples, "<i2").astype(np.float32) / _FULL_SCALE
-    if len(samples) < _SHORTEST:
-        samples = np.pad(samples, (0, _SHORTEST - len(samples)))
-    return list(samples.tolist())
 
 
 def _transcript(job: TranscribeJob, result: Any, started: float, busy: Busy) -> Transcript:

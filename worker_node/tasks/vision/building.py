@@ -111,7 +111,34 @@ class _VisionChat(ServedTask[GenerationModel]):
         )
 
     def canary(self, model: GenerationModel, wanted: ModelSettings, plan: EnginePlan) -> Canary | None:  # noqa: ARG002
-        return None if model.images is None else vision_canary(model.tokenizer, model.images)
+        """The check that the engine answers a question about a grey image with a token.
+
+        Models come without known answers here. Any answer shows that the graphs of vision and language fit each other
+        on this device.
+        """
+        tokenizer, rules = model.tokenizer, model.images
+        if rules is None:
+            return None
+
+        async def check(engine: JobEngine) -> None:
+            image = Image("", 0, "canary")
+            turns, images = with_tags([Message("user", _QUESTION, images=(image,))])
+            text = tokenizer.render(turns)
+            grey = RawImage(_SIDE, _SIDE, bytes([128]) * (_SIDE * _SIDE * 3))
+            job = GenerateJob(
+                id=0,
+                tokens=np.asarray(tokenizer.encode_prompt(_QUESTION), TOKEN_DTYPE).tobytes(),
+                max_new_tokens=1,
+                deadline=time.monotonic() + CANARY_TIMEOUT_S,
+                sampling=Sampling(ignore_eos=True),
+                vision_prompt=image_prompt(text.removeprefix(tokenizer.opening()), images, {"canary": grey}, rules),
+            )
+            async with aclosing(engine.run(job, TokenDelta)) as deltas:
+                answered = [token async for delta in deltas for token in delta.tokens]
+            if not answered:
+                raise CanaryFailed("it asks about an image, and the answer is empty")
+
+        return check
 
 
 VISION_CHAT = _VisionChat()
@@ -198,31 +225,3 @@ def _side(preprocessor: Mapping[str, Any], default: int) -> int:
 def _number(part: Any, name: str, default: int) -> int:
     value = part.get(name) if isinstance(part, Mapping) else None
     return value if isinstance(value, int) and value > 0 else default
-
-
-def vision_canary(tokenizer: ChatTokenizer, rules: ImageRules) -> Canary:
-    """Return the check that the engine answers a question about a grey image with a token.
-
-    Models come without known answers here. Any answer shows that the graphs of vision and language fit each other on
-    this device.
-    """
-
-    async def check(engine: JobEngine) -> None:
-        image = Image("", 0, "canary")
-        turns, images = with_tags([Message("user", _QUESTION, images=(image,))])
-        text = tokenizer.render(turns)
-        grey = RawImage(_SIDE, _SIDE, bytes([128]) * (_SIDE * _SIDE * 3))
-        job = GenerateJob(
-            id=0,
-            tokens=np.asarray(tokenizer.encode_prompt(_QUESTION), TOKEN_DTYPE).tobytes(),
-            max_new_tokens=1,
-            deadline=time.monotonic() + CANARY_TIMEOUT_S,
-            sampling=Sampling(ignore_eos=True),
-            vision_prompt=image_prompt(text.removeprefix(tokenizer.opening()), images, {"canary": grey}, rules),
-        )
-        async with aclosing(engine.run(job, TokenDelta)) as deltas:
-            answered = [token async for delta in deltas for token in delta.tokens]
-        if not answered:
-            raise CanaryFailed("it asks about an image, and the answer is empty")
-
-    return check

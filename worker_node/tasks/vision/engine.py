@@ -41,6 +41,7 @@ class VisionRunner(PipelineRunner):
         self._npu: VisionNpuOptions | None = None
         if spec.device is Device.NPU:
             self._npu = options_in(spec, VisionNpuOptions)
+            self._limit = self._npu.max_prompt_len
 
     def load(self) -> Loaded:
         began = time.monotonic()
@@ -91,9 +92,6 @@ class VisionRunner(PipelineRunner):
                 job.id, "invalid_request", f"the model does not take this prompt with its images: {brief(error)}"
             )
         raise DeviceBroken(f"the {self._spec.device} failed in a generation: {brief(error)}") from None
-
-    def _limit(self) -> int | None:
-        return None if self._npu is None else self._npu.max_prompt_len
 
     def _prompt_tokens(self, result: Any) -> int | None:
         return int(result.perf_metrics.get_num_input_tokens())

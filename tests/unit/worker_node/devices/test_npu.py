@@ -87,6 +87,7 @@ def test_runs_that_overlap_share_the_time_in_which_they_do():
     device.work(3_000)
     assert runs.end("a") == Busy(2_500)
     device.work(500)
+    assert runs.so_far("b") == Busy(2_000), "up to now, though no run has begun or ended since"
     assert runs.end("b") == Busy(2_000)
     runs.begin("c")
     device.work(700)

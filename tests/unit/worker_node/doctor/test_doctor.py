@@ -12,8 +12,7 @@ from worker_node.core.operating_system import WINDOWS
 from worker_node.devices.npu import version_in
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.doctor import checks
-from worker_node.doctor.checks import WindowsNpu, check_models, examine, healthy
-from worker_node.doctor.drivers import NPUS, known_drivers
+from worker_node.doctor.checks import NPUS, WindowsNpu, check_models, examine, healthy, known_drivers
 from worker_node.doctor.machine import ExaminedMachine, Severity, ok
 
 ADDRESS = "0000:00:0b.0"

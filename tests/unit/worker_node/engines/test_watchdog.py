@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker_node.engines.protocol import NativeCall
 from worker_node.engines.watchdog import Blame, Death, Liveness, LivenessLimits, cause_of_death, stopped
 
 LIMITS = LivenessLimits(watchdog_s=30.0, run_timeout_s=180.0)
@@ -34,20 +35,16 @@ def test_an_engine_hangs_when_it_was_silent_for_the_watchdogs_time_and_not_befor
     for pause in pauses:
         assert hung_at(liveness, now, now + pause)[0] is None
         now += pause
-        liveness.heard(now)
+        liveness.heard_at = now
     when, reason = hung_at(liveness, now)
     assert when == pytest.approx(now + 30.0)
     assert reason == "hung: no heartbeat for 30 s"
 
 
-@pytest.mark.parametrize(
-    ("returned", "units", "allowed_s"), [(None, 1, 180), ("run", 1, 180), ("step", 40, 34), ("step", 9999, 180)]
-)
-def test_a_call_gets_a_time_by_its_size_and_the_first_of_its_kind_the_longest(returned, units, allowed_s):
+@pytest.mark.parametrize(("first", "units", "allowed_s"), [(True, 1, 180), (False, 40, 34), (False, 9999, 180)])
+def test_a_call_gets_a_time_by_its_size_and_the_first_of_its_kind_the_longest(first, units, allowed_s):
     liveness = alive()
-    if returned:
-        liveness.called(returned, 1, 0.0)
-    liveness.called("step", units, 5.0)
+    liveness.heard_at, liveness.call = 5.0, NativeCall("step", units, [1], first)
     when, reason = hung_at(liveness, 5.0)
     assert when == pytest.approx(5.0 + allowed_s)
     assert reason == f"hung: step of {units} tokens did not return within {allowed_s} s"
@@ -55,17 +52,16 @@ def test_a_call_gets_a_time_by_its_size_and_the_first_of_its_kind_the_longest(re
 
 def test_a_call_that_returned_is_judged_no_more():
     liveness = alive()
-    liveness.called("prefill", 500, 0.0)
-    liveness.heard(100.0)
+    liveness.call = NativeCall("prefill", 500, [1])
+    liveness.heard_at, liveness.call = 100.0, None
     assert hung_at(liveness, 100.0)[0] == pytest.approx(130.0)
 
 
 def test_a_run_that_never_ends_behind_a_beating_loop_is_a_hang():
     liveness = alive()
-    liveness.beat(None, ran=True)
+    liveness.ran = True
     for second in range(1, 200):
-        liveness.heard(second)
-        liveness.beat((10, second - 0.5), ran=True)
+        liveness.heard_at, liveness.run = second, (10, second - 0.5)
         reason, _ = liveness.look(second)
         if reason is not None:
             break
@@ -73,10 +69,17 @@ def test_a_run_that_never_ends_behind_a_beating_loop_is_a_hang():
     assert reason == "hung: a run of 10 tokens has not ended within 31 s"
 
 
+def test_the_first_run_gets_the_longest_time():
+    liveness = alive()
+    liveness.heard_at, liveness.run = 179.0, (10, 179.0)
+    assert liveness.look(179.0)[0] is None
+    liveness.heard_at, liveness.run = 180.0, (10, 180.0)
+    assert liveness.look(180.0)[0] == "hung: a run of 10 tokens has not ended within 180 s"
+
+
 def test_a_loop_that_stops_beating_during_a_run_is_a_hang():
     liveness = alive()
-    liveness.heard(1.0)
-    liveness.beat((10_000, 0.5), ran=True)
+    liveness.heard_at, liveness.run, liveness.ran = 1.0, (10_000, 0.5), True
     assert hung_at(liveness, 1.0) == (pytest.approx(31.0), "hung: no heartbeat for 30 s")
 
 
@@ -85,7 +88,7 @@ def test_a_node_that_was_stopped_reads_what_the_engine_sent_before_it_judges():
     assert liveness.look(0.0)[0] is None
     reason, pause = liveness.look(500.0)
     assert reason is None, "the node itself was stopped for 500 s"
-    liveness.heard(500.1)
+    liveness.heard_at = 500.1
     assert liveness.look(500.0 + pause)[0] is None
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from worker_node.encoders.jobs import RowResult
 from worker_node.engines import wire
+from worker_node.engines.child import EdgeGone, Loop
 from worker_node.engines.protocol import (
     Cancel,
     EngineStats,
@@ -16,6 +17,7 @@ from worker_node.engines.protocol import (
     Heartbeat,
     Loaded,
     LoadFailed,
+    NativeCall,
     OutcomeBatch,
     results_of,
 )
@@ -28,7 +30,7 @@ from worker_node.engines.wire import (
     decode,
     encode,
 )
-from worker_node.tasks.generate.messages import Step, TokenDelta
+from worker_node.tasks.generate.messages import GenerateJob, Step, TokenDelta
 
 OUTCOMES = [
     Step([TokenDelta(1, [1, 2], "stop", 3.5, 17), TokenDelta(2, [3])]),
@@ -78,3 +80,25 @@ def test_the_child_reads_without_waiting_and_sees_the_end():
         ours.close()
         with pytest.raises(EOFError):
             channel.receive(wait=False)
+
+
+def test_the_first_native_call_of_each_stage_is_marked():
+    ours, theirs = socket.socketpair()
+
+    class Runner:
+        jobs, has_work, wake_fd = GenerateJob, True, None
+
+        def stats(self):
+            return EngineStats()
+
+        def step(self, emit, _poll):
+            for stage in ("prefill", "step", "step", "prefill"):
+                emit(NativeCall(stage, 1, [1]))
+            ours.shutdown(socket.SHUT_WR)
+
+    with ours, theirs:
+        with pytest.raises(EdgeGone):
+            Loop(ChildChannel(theirs), Runner()).run()
+        events = [decode(wire.EVENTS, body) for body in FrameBuffer().feed(ours.recv(4096))]
+    calls = [(event.stage, event.first) for event in events if isinstance(event, NativeCall)]
+    assert calls == [("prefill", True), ("step", True), ("step", False), ("prefill", False)]

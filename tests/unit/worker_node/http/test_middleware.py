@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 from backend_client.http.errors import event_error, status_error
 from backend_client.http.messages import Reply
 from tests.support.application import application
-from worker_node.core.errors import EngineCrashed, EngineDied, EngineUnavailable, ModelNotFound
+from worker_node.core.errors import ContextLengthExceeded, EngineCrashed, EngineDied, EngineUnavailable, ModelNotFound
 from worker_node.http.context import NODE
 from worker_node.http.middleware import begin_reply, describe_request, log_requests
 from worker_node.http.replies import renderer
@@ -71,7 +71,8 @@ async def test_a_stream_whose_last_frame_was_written_is_complete_whenever_its_re
         async with asyncio.timeout(10):
             while not lines():
                 await asyncio.sleep(0)
-        client.app[NODE].services.telemetry.responded.assert_called_once_with("/stream", status)
+        counted = client.app[NODE].services.telemetry.http_requests.labels
+        counted.assert_called_once_with("/stream", str(status))
     [line] = lines()
     assert line.startswith(f"GET /stream {status} ")
 
@@ -160,10 +161,10 @@ async def test_a_node_that_drains_refuses_inference_on_every_route():
         ("/api/chat", "ollama"),
     ],
 )
-def test_the_client_is_told_in_every_dialect_that_a_request_may_have_crashed_its_engine(path, dialect):
-    for error, told in ((EngineCrashed("m on NPU"), True), (EngineDied("m on NPU"), False)):
+def test_an_error_says_its_code_in_every_dialect_and_the_client_reads_it(path, dialect):
+    for error in (EngineCrashed("m on NPU"), EngineDied("m on NPU"), ContextLengthExceeded("9 tokens")):
         said = renderer(make_mocked_request("POST", path))(error)
         whole = status_error("http://a", Reply(said.status, {}, said.body), None, dialect)
         # A stream of Ollama's, and of Anthropic's, ends with the same body.
         streamed = event_error("http://a", json.loads(said.body), None)
-        assert [found.code == "engine_crashed" for found in (whole, streamed)] == [told] * 2
+        assert [found.code for found in (whole, streamed)] == [error.code] * 2

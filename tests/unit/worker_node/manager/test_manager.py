@@ -95,7 +95,7 @@ def test_a_model_is_found_by_the_source_that_it_was_pulled_from_after_all_config
     assert served.find("maker/tiny:Q4_K_M") is pulled
     assert (served.find("other").id, served.find("mine").id) == ("other", "third")
     assert served.aliases(pulled) == ["maker/tiny:q4_k_m"]
-    served.drop(pulled)
+    served.serve(model for model in served.models if model is not pulled)
     with pytest.raises(ModelNotFound):
         served.find("maker/tiny:q4_k_m")
 

@@ -84,8 +84,10 @@ async def test_a_model_is_unloaded_when_it_was_idle_for_so_long(case):
 async def test_the_time_counts_from_the_end_of_the_last_request(case):
     model = case.add("m", idle_unload_s=60.0)
     case.start()
+    await asyncio.sleep(100)
     await case.load(model)
     await asyncio.sleep(30)
+    assert state(model) is EngineState.READY, "without a request it counts from the end of the load"
     with model.activity.working():
         await asyncio.sleep(100)
         assert case.manager.expires_in(model) == 60, "in use: the time has not begun"
@@ -174,6 +176,20 @@ async def test_of_a_models_placements_the_one_that_requests_used_stays_when_anot
     expected = [EngineState.UNLOADED, EngineState.UNLOADED]
     expected[used] = EngineState.READY
     assert [state(model, index) for index in (0, 1)] == expected
+
+
+@in_world()
+async def test_a_model_that_was_just_loaded_stays_before_one_that_requests_used_earlier(case):
+    case.budget = 250 * MB
+    used, loaded, wanted = (case.add(name, size=100 * MB) for name in ("used", "loaded", "wanted"))
+    case.start()
+    await case.load(used)
+    await case.serve(used, "CPU")
+    await asyncio.sleep(1)
+    await case.load(loaded)
+    await asyncio.sleep(1)
+    await case.load(wanted)
+    assert (state(used), state(loaded)) == (EngineState.UNLOADED, EngineState.READY)
 
 
 @in_world()

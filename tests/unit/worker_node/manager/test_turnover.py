@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.scripted_engines import Machine, ScriptedEngine, scripted_model
 from tests.unit.worker_node.manager.jumping import in_worlds_of, manager_over
-from worker_node.core.errors import ConfigurationError, ModelNotFound
+from worker_node.core.errors import ConfigurationError, InsufficientMemory, ModelNotFound
 from worker_node.engines.protocol import EngineState
 from worker_node.manager.served import FailedModel
 from worker_node.node import Reloader, follow_changes
@@ -54,7 +54,7 @@ class World:
         built = [self.build(model) for model in settings.models]
         self.manager = manager_over(built, self.machine, self.clock, budget)
         self.node = Node(settings, self.manager)
-        self.reloader = Reloader(self.node, self.source, self.build)
+        self.reloader = Reloader(self.node, self.source, self.build, memory=110)
         self.manager.start()
 
     async def begin(self):
@@ -182,6 +182,20 @@ async def test_every_setting_is_applied_or_named(world, tmp_path, caplog):
     (settings,) = world.node.adopted
     assert (settings.max_texts, settings.unknown_fields, settings.watchdog_s) == (7, "reject", 30.0)
     assert "need a restart of the node: embedding_cache, watchdog_s" in caplog.text.replace("watchdog_s, e", "e")
+
+
+@in_world()
+async def test_models_have_the_memory_of_the_file_and_without_it_what_the_machine_has(world, tmp_path):
+    """Each model takes 100, and the machine has 110."""
+    world.write({"always": {}}, memory_budget=250)
+    await world.reloader.reload()
+    world.write({"always": {}, "second": {}})
+    await world.reloader.reload()
+    with pytest.raises(InsufficientMemory):
+        await world.request("second", 0.0)
+    world.write({"always": {}, "second": {}}, memory_budget=250)
+    await world.reloader.reload()
+    await world.request("second", 0.0)
 
 
 @in_world()

@@ -7,6 +7,7 @@ import pytest
 from tests.support.scripted_hub import Repository
 from worker_node.cli.main import main
 from worker_node.core.errors import SourceRejected
+from worker_node.devices.memory import MachineMemory
 from worker_node.models import pull
 from worker_node.models.catalog import Quantization, SourceFormat
 from worker_node.models.npu_rules import npu_verdict
@@ -43,7 +44,7 @@ def test_a_hub_model_is_judged_by_its_configuration_alone(hub, repository, store
 
 
 def test_what_does_not_fit_is_a_problem_and_status_1(hub, repository, store_root, capsys, monkeypatch):
-    monkeypatch.setattr(pull, "available_memory", lambda: 400_000_000)
+    monkeypatch.setattr(pull, "machine_memory", lambda: MachineMemory(8_000_000_000, 400_000_000))
     monkeypatch.setattr(pull, "free_space", lambda _: 1000)
     assert main(["pull", "--check", "maker/m-ov"]) == 1
     out = capsys.readouterr().out

@@ -74,7 +74,9 @@ def test_a_shorter_text_of_a_batch_is_not_changed_by_its_padding(make_gguf):
 
 
 @pytest.mark.parametrize("quantization", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_every_tensor_of_the_file_is_in_the_graph_under_its_name(make_gguf, quantization):
+def test_every_tensor_of_the_file_is_in_the_graph_under_its_name(make_gguf, monkeypatch, quantization):
+    # Some rows at a time, as of the matrices of large models.
+    monkeypatch.setattr(conversion, "_WEIGHTS_AT_ONCE", 1000)
     path = make_gguf(quantization=GGMLQuantizationType[quantization])
     model, gguf = converted(path), GgufFile(path)
     found = {node.friendly_name: node for node in model.get_ops() if node.get_type_name() == "Constant"}

@@ -3,6 +3,7 @@
 import hashlib
 from unittest.mock import Mock
 
+import httpx2
 import pytest
 
 from tests.support.scripted_hub import COMMIT, Repository
@@ -12,6 +13,7 @@ from worker_node.models.catalog import HubReference, SourceFormat
 from worker_node.models.downloads import fetch_head, list_repository
 from worker_node.models.progress import Progress
 from worker_node.models.pull import fetch_hub
+from worker_node.models.sources import Listing, RemoteFile
 
 WEIGHTS = bytes(range(256)) * 2048
 GRAPHS = {f"openvino_{part}.xml": b"<net/>" for part in ("model", "tokenizer", "detokenizer")}
@@ -138,3 +140,18 @@ def test_a_hub_that_cannot_be_reached_says_what_to_check(hub, tmp_path, monkeypa
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(HubUnreachable, match=r"http://127.0.0.1:9: ConnectError.*HF_ENDPOINT"):
         fetch_hub(REFERENCE, tmp_path / "d", Progress())
+
+
+def test_a_file_that_a_hub_with_https_gives_without_it_is_not_taken(tmp_path, monkeypatch):
+    def answer(request):
+        if request.url.host == "hub.example":
+            return httpx2.Response(302, headers={"Location": "http://mirror.example/weights"})
+        return httpx2.Response(200, content=WEIGHTS)
+
+    session = httpx2.Client(transport=httpx2.MockTransport(answer), follow_redirects=True)
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
+    file = RemoteFile("openvino_model.bin", len(WEIGHTS), None, "0" * 40)
+    with pytest.raises(DownloadFailed, match=r"leads to mirror\.example without https"):
+        fetch_head(REFERENCE, Listing("maker/model", COMMIT, (file,)), file, tmp_path, 1000)
+    assert not any(path.stat().st_size for path in tmp_path.iterdir())

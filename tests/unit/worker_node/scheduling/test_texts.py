@@ -89,18 +89,6 @@ def test_large_jobs_take_turns_and_a_small_one_waits_for_the_next_turn_of_each()
     assert served == [1] * 7 + [2] * 8 + [3]
 
 
-def test_small_jobs_without_end_do_not_keep_a_large_one_waiting():
-    queue = queue_of([TURN_TOKENS // 8] * 64)
-    limits = BatchLimits(max_rows=1)
-    served = []
-    for job_id in range(2, 2000):
-        queue.add(Waiting(job_id, 0, TURN_TOKENS // 8))
-        queue.add(Waiting(job_id + 10_000, 0, TURN_TOKENS // 8))
-        served.append(queue.take(limits)[0].job_id)
-        served.append(queue.take(limits)[0].job_id)
-    assert served.count(1) == 64
-
-
 def test_batch_texts_get_their_share_and_no_more_while_interactive_texts_keep_coming():
     queue = queue_of([10] * 1000, interactive=False)
     served = {True: 0, False: 0}

@@ -27,8 +27,8 @@ def model(kind=ModelKind.GENERATION, context_limit=8192, **more):
 
 def plan(installed, device=Device.NPU, limit=1800, **wanted):
     machine = Machine(NodeSettings(npu_token_limit=limit), Probe((), "test"), EMULATED)
-    wanted = ModelSettings(name="m", **wanted)
-    return plan_engine(served_task(installed.kind), installed, wanted, PlacementSettings(device=device), machine)
+    target = machine.target(installed, ModelSettings(name="m", **wanted), device)
+    return plan_engine(served_task(installed.kind), target, PlacementSettings(device=device), machine)
 
 
 def test_limits_of_generation_on_the_npu():
@@ -58,8 +58,9 @@ def test_a_cache_in_u4_on_the_cpu_needs_a_fixed_size():
     place = PlacementSettings(device=Device.CPU, plugin_config={"KV_CACHE_PRECISION": "u4"})
     with pytest.raises(ConfigurationError, match="u4 must have a fixed size"):
         plan(model(), Device.CPU, kv_cache_precision="u4")
+    target = machine.target(model(), ModelSettings(name="m"), Device.CPU)
     with pytest.raises(ConfigurationError, match="u4 must have a fixed size"):
-        plan_engine(GENERATE, model(), ModelSettings(name="m"), place, machine)
+        plan_engine(GENERATE, target, place, machine)
     assert plan(model(), Device.CPU, kv_cache_precision="u4", cache_size_gb=1).options.kv_cache_precision == "u4"
     assert plan(model(), Device.GPU, kv_cache_precision="u4").options.kv_cache_precision == "u4"
 
@@ -102,8 +103,8 @@ def test_the_prefix_cache_is_sized_by_the_model_and_the_memory_budget(
     (tmp_path / "config.json").write_text(json.dumps(shape))  # 2 * 30 * 6 * 64 values of 2 bytes a token
     installed = InstalledModel("m", ModelKind.GENERATION, tmp_path, 8192, "int4_sym", "smollm")
     machine = Machine(NodeSettings(memory_budget=budget), Probe((), "test"), EMULATED)
-    wanted = ModelSettings(name="m", **set_)
-    found = plan_engine(GENERATE, installed, wanted, PlacementSettings(device=device), machine)
+    target = machine.target(installed, ModelSettings(name="m", **set_), device)
+    found = plan_engine(GENERATE, target, PlacementSettings(device=device), machine)
     assert found.options.prefix_cache_tokens == tokens
 
 

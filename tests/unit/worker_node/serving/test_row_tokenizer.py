@@ -79,6 +79,14 @@ async def test_a_query_that_leaves_no_room_is_refused_whatever_is_cut(pairs, tru
     assert error.value.param == "query"
 
 
+async def test_token_ids_are_those_of_the_vocabulary(pairs):
+    last = pairs.whole.get_vocab_size() - 1
+    assert await pairs.encode([(0, last)], truncate=False) == [[0, last]]
+    for ids in ((last + 1,), (-1,), ()):
+        with pytest.raises(BadRequest):
+            await pairs.encode([ids], truncate=False)
+
+
 class Counted:
     """A tokenizer that adds up the characters it is given."""
 

@@ -157,5 +157,6 @@ def test_a_package_adds_an_engine_by_its_declaration_alone(toy):
     npu = NpuSource(emulated=False, busy_counter=Path("/npu"), stand_in=False)
     place = PlacementSettings(device=Device.GPU)
     machine = Machine(NodeSettings(), Probe((), "test"), npu)
-    plan = plan_engine(served_task("embedding"), installed, wanted, place, machine)
+    target = machine.target(installed, wanted, Device.GPU)
+    plan = plan_engine(served_task("embedding"), target, place, machine)
     assert (plan.options.runner, plan.options) == ("toy.package:Runner", toy(wheels=3, context_limit=256))

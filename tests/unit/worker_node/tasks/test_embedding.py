@@ -90,6 +90,15 @@ def test_a_kept_vector_does_not_hold_on_to_its_batch():
     assert found.base is None
 
 
+def test_the_text_that_was_asked_for_least_lately_makes_place_for_another():
+    cache = EmbeddingCache(2)
+    for row in ([1], [2]):
+        cache.keep("cpu", [row], vectors_of("cpu", [row]))
+    cache.look_up("cpu", [[1]])
+    cache.keep("cpu", [[3]], vectors_of("cpu", [[3]]))
+    assert [found is not None for found in cache.look_up("cpu", [[1], [2], [3]])] == [True, False, True]
+
+
 TEXTS = st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=8)
 
 

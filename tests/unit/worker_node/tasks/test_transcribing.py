@@ -43,10 +43,12 @@ class Ear:
         self.heard = []
         self.spans = ()
         self.busy = NOT_MEASURED
+        self.inference_s = 0.0
 
     async def run(self, job, _result):
         self.heard.append(np.frombuffer(job.samples, "<i2"))
-        yield msgspec.structs.replace(result_of(job), segments=self.spans, words=self.spans, busy=self.busy)
+        result = msgspec.structs.replace(result_of(job), segments=self.spans, words=self.spans)
+        yield msgspec.structs.replace(result, busy=self.busy, inference_s=self.inference_s)
 
 
 @pytest.fixture
@@ -125,8 +127,8 @@ async def test_silent_passages_count_as_skipped_and_not_as_heard(send):
     assert 4 <= heard <= 13
 
 
-async def test_a_recording_costs_the_busy_time_and_the_energy_of_all_of_its_windows(send, ear):
-    ear.busy = Busy(1_500_000, energy=Energy(2.0))
+async def test_a_recording_costs_the_times_and_the_energy_of_all_of_its_windows(send, ear):
+    ear.busy, ear.inference_s = Busy(1_500_000, energy=Energy(2.0)), 0.25
     await send(tone(-20, 70))
     windows = len(ear.heard)
     assert windows >= 3
@@ -134,6 +136,8 @@ async def test_a_recording_costs_the_busy_time_and_the_energy_of_all_of_its_wind
     assert send.registry.get_sample_value("npu_node_npu_busy_seconds_total", labels) == 1.5 * windows
     joules = send.registry.get_sample_value("npu_node_energy_joules_total", labels | {"device": "CPU"})
     assert joules == 2.0 * windows
+    labels = {"model": HEARER, "device": "CPU"}
+    assert send.registry.get_sample_value("npu_node_request_inference_time_seconds_sum", labels) == 0.25 * windows
 
 
 async def test_no_time_is_after_the_end_of_the_audio(send, ear):

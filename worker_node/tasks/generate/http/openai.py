@@ -70,26 +70,28 @@ class _Rendered(Renderer):
         self._logprobs = body.logprobs is not None and body.logprobs is not False
         self._with_ids = bool(body.return_token_ids)
         self._with_usage = bool(options.include_usage)
-        self._usage_in_chunks = bool(options.continuous_usage_stats)
+        self._usage_in_chunks = bool(options.include_usage and options.continuous_usage_stats)
         self._fields = {
             "id": f"{self.id_prefix}{token_hex(12)}",
             "created": int(time.time()),
             "model": choices.model,
         }
-        # Without usage the JSON around the choice is the same in every chunk.
+        # The JSON around the choice is the same in every chunk but the last.
         self._head = b"data: " + orjson.dumps(self._object(self.chunk_kind, []))[:-2]
+        self._tail = b'],"usage":null}\n\n' if self._with_usage else b"]}\n\n"
         self._ends: list[Finished] = []
 
     def event(self, event: Event, choice: int, tokens: int, /) -> bytes:
+        part = self._part(choice, event)
         if isinstance(event, Finished):
             self._ends.append(event)
-        complete = len(self._ends) == len(self._choices.runs)
-        busy = busy_fields(busy_of([end.busy for end in self._ends])) if complete else {}
-        part = self._part(choice, event)
+        if len(self._ends) < len(self._choices.runs):
+            return b"" if part is None else self._chunk(part, tokens)
+        busy = busy_fields(busy_of([end.busy for end in self._ends]))
         frames = b"" if part is None else self._chunk(part, tokens, busy)
-        if complete and self._with_usage:
+        if self._with_usage:
             frames += event_frame(self._object(self.chunk_kind, []) | {"usage": self._usage(self._ends)} | busy)
-        return frames + b"data: [DONE]\n\n" if complete else frames
+        return frames + b"data: [DONE]\n\n"
 
     def failure(self, error: NodeError) -> bytes:
         """There is no `[DONE]` after it."""
@@ -113,14 +115,14 @@ class _Rendered(Renderer):
     def _object(self, kind: str, choices: list[Json]) -> Json:
         return self._fields | {"object": kind, "choices": choices}
 
-    def _chunk(self, part: Json, tokens: int, busy: Json) -> bytes:
-        if not self._with_usage and not busy:
-            return self._head + orjson.dumps(part) + b"]}\n\n"
+    def _chunk(self, part: Json, tokens: int, busy: Json | None = None) -> bytes:
+        if not busy and not self._usage_in_chunks:
+            return self._head + orjson.dumps(part) + self._tail
         body = self._object(self.chunk_kind, [part])
         if self._with_usage:
             prompt = self._choices.runs[part["index"]].execution.route.token_count
             body["usage"] = _token_usage(prompt, tokens) if self._usage_in_chunks else None
-        return event_frame(body | busy)
+        return event_frame(body | (busy or {}))
 
     def _usage(self, finished: Sequence[Finished]) -> Json:
         # A prompt counts once for all of its choices, as the engine counted it: before, images are an estimate.
@@ -223,7 +225,8 @@ class ChatBody(SamplingFields, RenderingBody):
 
 
 async def _chat(request: web.Request, context: RequestContext, body: ChatBody) -> ParsedRequest:
-    top = known_alternatives(request, "top_logprobs", body.top_logprobs or 0, body.temperature)
+    wanted = body.top_logprobs
+    top = known_alternatives(request, "top_logprobs", wanted, body.temperature) if wanted else 0
     return _parsed(request, body, body.requests(context), partial(_Chat, body, top))
 
 
@@ -232,7 +235,7 @@ class _Chat(_Rendered):
 
     def opening(self) -> bytes:
         first = {"role": "assistant", "content": ""}
-        return b"".join(self._chunk(_delta(index, first), 0, {}) for index in range(len(self._choices.runs)))
+        return b"".join(self._chunk(_delta(index, first), 0) for index in range(len(self._choices.runs)))
 
     def _part(self, index: int, event: Event) -> Json | None:
         match event:
@@ -332,7 +335,8 @@ class CompletionsBody(SamplingFields):
 
 
 async def _completions(request: web.Request, context: RequestContext, body: CompletionsBody) -> ParsedRequest:
-    top = known_alternatives(request, "logprobs", body.logprobs or 0, body.temperature)
+    wanted = body.logprobs
+    top = known_alternatives(request, "logprobs", wanted, body.temperature) if wanted else 0
     return _parsed(request, body, body.requests(context), partial(_Completion, body, top))
 
 

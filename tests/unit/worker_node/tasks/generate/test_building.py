@@ -51,7 +51,8 @@ def plan(store, device=Device.CPU, budget=2**34, npu=NPU, architecture="4000", p
     found = Probe((DeviceInfo("NPU", {"DEVICE_ARCHITECTURE": architecture}),), "test")
     machine = Machine(NodeSettings(model_store=store, memory_budget=budget), found, npu)
     place = PlacementSettings(device=device, plugin_config=plugin_config or {})
-    return plan_engine(GENERATE, ModelStore(store).get("large"), ModelSettings(name="large", **wanted), place, machine)
+    target = machine.target(ModelStore(store).get("large"), ModelSettings(name="large", **wanted), device)
+    return plan_engine(GENERATE, target, place, machine)
 
 
 def test_a_cache_of_a_fixed_size_is_asked_for_and_otherwise_what_ordinary_requests_take(store):

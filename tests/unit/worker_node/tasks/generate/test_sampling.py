@@ -66,6 +66,12 @@ def test_beams_are_searched_with_their_penalty_of_length():
     assert (config.num_beams, config.num_return_sequences, config.length_penalty) == (4, 4, 0.5)
 
 
+@pytest.mark.parametrize("seed", [0, 7])
+def test_every_seed_that_is_given_is_the_engines(seed):
+    config = generation_config(job_for(Sampling(temperature=0.8, seed=seed)), genai.GenerationConfig())
+    assert config.rng_seed == seed
+
+
 def test_an_engine_is_sent_no_field_that_only_the_edge_process_uses():
     sampling = Sampling(
         max_new_tokens=9, stop=("end",), token_ids=True, choices=3, open_fields=("seed",), dialect_defaults={}

@@ -1,10 +1,11 @@
 """Which processes compile schemas, and when they start."""
 
+import asyncio
 import time
 
 import pytest
 
-from worker_node.core.errors import BadRequest
+from worker_node.core.errors import BadRequest, DeadlineExceeded
 from worker_node.structured_output.form import CallForm, Form, FormPart
 from worker_node.tasks.generate.schemas import SMALL_BYTES, SchemaCompiler
 
@@ -36,5 +37,18 @@ async def test_optional_tools_beyond_the_bounds_together_leave_the_answer_free()
         assert free == (None, ("tools",))
         with pytest.raises(BadRequest):
             await compiler.grammar(Form(calls=CallForm(tools, "arguments")), deadline)
+    finally:
+        await compiler.close()
+
+
+async def test_a_caller_whose_deadline_passes_ends_no_compilation_that_another_waits_for():
+    compiler, form = SchemaCompiler(), Form(FormPart({"const": True}, "schema"))
+    try:
+        now = time.monotonic()
+        late, patient = await asyncio.gather(
+            *(compiler.grammar(form, deadline) for deadline in (now, now + 60)), return_exceptions=True
+        )
+        assert isinstance(late, DeadlineExceeded)
+        assert "true" in patient[0]
     finally:
         await compiler.close()

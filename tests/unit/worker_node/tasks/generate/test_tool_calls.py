@@ -84,6 +84,11 @@ def test_what_only_looks_like_a_call_stays_text(text):
         assert parse(parser, text, range(len(text))) == (text, [])
 
 
+def test_a_call_is_read_after_one_that_breaks_off_within_a_string():
+    broken, whole = (f"<tool_call>{call}</tool_call>" for call in ('{"name": "add', '{"name": "add"}'))
+    assert parse(TaggedCalls(NAMES), broken + whole) == (broken, [("add", {})])
+
+
 def test_arguments_stream_as_they_come():
     parser, found = TaggedCalls(NAMES), Blocks()
     parser.push('<tool_call>{"name": "add", "arguments": {"a": 1', found)
