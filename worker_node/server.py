@@ -194,7 +194,7 @@ async def hosted_node(
         )
         found = await probe()
 
-        parts = TaskParts(settings)
+        parts = TaskParts()
         stack.push_async_callback(parts.close)
         if profile.starts_parts:
             for kind in tasks():

@@ -37,7 +37,7 @@ class Embedder(WritingEngine):
 async def embedding(store, cache=0, **fields):
     (model,) = built_models(store, EMBEDDER, settings=NodeSettings(embedding_cache=cache))
     engine = Embedder()
-    model = with_engine(replace(model, **fields), engine)
+    model = with_engine(replace(model, installed=replace(model.installed, **fields)), engine)
     async with application([model]) as (client, _):
         yield client, model, engine
 

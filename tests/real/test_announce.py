@@ -3,14 +3,19 @@
 import json
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from openai import OpenAI
 
 from backend_client.gateway.keys import KeyStore, Registry
 from tests.support.gateway import start_gateway
 from tests.support.nodes import start_node
 from tests.support.ports import free_port
+from worker_node.announce import announced
+from worker_node.settings import NodeSettings
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("store")]
 
@@ -44,6 +49,22 @@ def test_a_node_joins_serves_and_leaves(tmp_path, quick_models):
             assert node.process.wait(30) == 0
             assert not registry.list()[0].live, "it said that it leaves"
     teams.close()
+
+
+async def test_the_keys_go_nowhere_that_the_answer_of_a_gateway_leads_to():
+    asked = []
+
+    async def answer(request):
+        asked.append(request.path)
+        return web.Response(status=307, headers={"Location": "/elsewhere"})
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", answer)
+    async with TestServer(app) as gateway:
+        settings = NodeSettings(announce=(str(gateway.make_url("/")),), announce_key="npunode_a_b")
+        async with announced(SimpleNamespace(settings=settings), "http://127.0.0.1:8081"):
+            pass
+    assert asked == ["/announce"], "at the end it says that it leaves"
 
 
 def wait_for(condition):

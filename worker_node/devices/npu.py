@@ -312,15 +312,27 @@ class BusyMeter:
         return busy
 
 
+# Of sums of shares: ten tenths are a little less than one.
+_ROUNDING = 1e-6
+
+
 @dataclass(slots=True)
-class _Share:
+class Share:
+    """What one of several has of what was measured for all of them."""
+
     us: float | None = 0.0
     shared: bool = False
     energy: Energy = Energy(0.0)  # noqa: RUF009  (frozen)
 
+    def add(self, busy: Busy, count: int) -> None:
+        """Add an equal part of what `count` of them took together."""
+        self.us = None if self.us is None or busy.us is None else self.us + busy.us / count
+        self.shared |= busy.shared
+        self.energy = self.energy.plus(busy.energy.part(count))
+
     def rounded(self) -> Busy:
         """Rounded down, or the sum of all could be more than there was."""
-        return Busy(None if self.us is None else int(self.us), self.shared, self.energy)
+        return Busy(None if self.us is None else int(self.us + _ROUNDING), self.shared, self.energy)
 
 
 @dataclass(slots=True)
@@ -331,13 +343,13 @@ class OverlappingRuns:
     """
 
     meter: BusyMeter
-    _active: dict[Hashable, _Share] = field(default_factory=dict)
+    _active: dict[Hashable, Share] = field(default_factory=dict)
 
     def begin(self, run: Hashable) -> None:
         if self._active:
             self._divide()
         self.meter.begin()
-        self._active[run] = _Share()
+        self._active[run] = Share()
 
     def divide(self) -> None:
         self._divide()
@@ -346,9 +358,7 @@ class OverlappingRuns:
     def _divide(self) -> None:
         busy = self.meter.end()
         for share in self._active.values():
-            share.us = None if share.us is None or busy.us is None else share.us + busy.us / len(self._active)
-            share.shared |= busy.shared
-            share.energy = share.energy.plus(busy.energy.part(len(self._active)))
+            share.add(busy, len(self._active))
 
     def so_far(self, run: Hashable) -> Busy:
         self.divide()

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from worker_node.core.types import Busy, Energy
+from worker_node.core.types import Busy
 from worker_node.devices.blobs import brief
-from worker_node.devices.npu import OverlappingRuns, busy_meter
+from worker_node.devices.npu import OverlappingRuns, Share, busy_meter
 from worker_node.encoders.jobs import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES, RowJob, RowResult, Throughput
 from worker_node.engines.protocol import (
     TOKEN_DTYPE,
@@ -33,9 +33,6 @@ from worker_node.engines.protocol import (
 )
 from worker_node.scheduling.texts import BatchLimits, TextQueue, Waiting
 
-# Of sums of shares: ten tenths are a little less than one.
-_ROUNDING = 1e-6
-
 
 @dataclass(slots=True)
 class _Open:
@@ -48,9 +45,7 @@ class _Open:
     vectors: npt.NDArray[np.float32] | None = None
     started: float | None = None
     device_tokens: float = 0.0
-    busy_us: float | None = 0.0
-    busy_shared: bool = False
-    energy: Energy = Energy(0.0)  # noqa: RUF009  (frozen)
+    share: Share = field(default_factory=Share)
 
 
 @dataclass(slots=True, eq=False)
@@ -201,22 +196,18 @@ class OverlappingRunner:
             job.vectors[waiting.row] = output[i]
             job.missing -= 1
             job.device_tokens += tokens / len(batch)
-            job.busy_us = None if job.busy_us is None or busy.us is None else job.busy_us + busy.us / len(batch)
-            job.busy_shared |= busy.shared
-            job.energy = job.energy.plus(busy.energy.part(len(batch)))
+            job.share.add(busy, len(batch))
             touched[waiting.job_id] = job
 
         for job_id, job in touched.items():
             if job.missing == 0 and job.vectors is not None and job.started is not None:
                 del self._open[job_id]
-                # Rounded down: the jobs of a run together must not claim more than it had.
-                busy_us = None if job.busy_us is None else int(job.busy_us + _ROUNDING)
                 yield RowResult(
                     job_id,
                     job.vectors.tobytes(),
                     job.started,
                     now - job.started,
-                    Busy(busy_us, job.busy_shared, job.energy),
+                    job.share.rounded(),
                     round(job.device_tokens),
                     *self.throughput.take(),
                 )

@@ -14,14 +14,7 @@ from aiohttp import web
 from aiohttp.hdrs import METH_ALL
 from aiohttp.typedefs import Middleware
 
-from worker_node.core.errors import (
-    BadRequest,
-    Draining,
-    InternalError,
-    MethodNotAllowed,
-    NodeError,
-    RouteNotFound,
-)
+from worker_node.core.errors import BadRequest, Draining, InternalError, MethodNotAllowed, NodeError, RouteNotFound
 from worker_node.http.access import OPEN_PATHS, Check
 from worker_node.http.context import FAULTS, NODE, SERVER, STATE, RequestState, labels
 from worker_node.http.replies import ANTHROPIC_VERSION, Renderer

@@ -229,10 +229,8 @@ def choose(demand: Demand, considered: Sequence[PlacementStatus]) -> Decision:
 
 def _refusal(demand: Demand, allowed: Sequence[PlacementStatus], blocked: PlacementStatus | None) -> NodeError:
     if blocked is not None:
-        detail, retry_after = (
-            f"{demand.model} on {blocked.device}: {blocked.detail or blocked.obstacle}",
-            blocked.retry_after,
-        )
+        detail = f"{demand.model} on {blocked.device}: {blocked.detail or blocked.obstacle}"
+        retry_after = blocked.retry_after
         error: NodeError = EngineUnavailable(f"{detail}; try again or use another node", retry_after=retry_after)
         if blocked.obstacle == "model_loading":
             error = ModelLoading(f"{detail}; it is being loaded, try again later", retry_after=retry_after)

@@ -11,12 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import (
-    AsyncExitStack,
-    aclosing,
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, Protocol, Self, TypeVar, cast
@@ -38,14 +33,7 @@ from worker_node.manager.placement import Placement
 from worker_node.observability.metrics import Telemetry
 from worker_node.observability.tracing import OFF, Operation, Tracing
 from worker_node.scheduling.admission import AdmissionLimits, Permit, TokenCost
-from worker_node.serving.routing import (
-    Demand,
-    PlacementStatus,
-    Selection,
-    select_placement,
-    wait_for_placement,
-)
-from worker_node.settings import NodeSettings
+from worker_node.serving.routing import Demand, PlacementStatus, Selection, select_placement, wait_for_placement
 
 T = TypeVar("T")
 WorkOf = Callable[[AdmissionLimits], TokenCost]
@@ -67,13 +55,12 @@ P = TypeVar("P", bound=TaskPart)
 class TaskParts:
     """Resources of one task alone, such as a process that decodes audio: one of each kind, made on first use."""
 
-    def __init__(self, settings: NodeSettings | None = None) -> None:
-        self._settings = settings or NodeSettings()
-        self._parts: dict[Callable[[NodeSettings], TaskPart], TaskPart] = {}
+    def __init__(self) -> None:
+        self._parts: dict[Callable[[], TaskPart], TaskPart] = {}
 
-    def of(self, make: Callable[[NodeSettings], P]) -> P:
+    def of(self, make: Callable[[], P]) -> P:
         if make not in self._parts:
-            self._parts[make] = make(self._settings)
+            self._parts[make] = make()
         return cast("P", self._parts[make])
 
     async def close(self) -> None:

@@ -24,14 +24,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from worker_node.core.errors import ConfigurationError
 from worker_node.core.types import Device, ModelKind
-from worker_node.engines.options import (
-    Declared,
-    Option,
-    Options,
-    declarations,
-    declare,
-    options_of,
-)
+from worker_node.engines.options import Declared, Option, Options, declarations, declare, options_of
 
 # Properties of the NPU that are settings here: they are moved there while the settings are read.
 SETTING_OF: Mapping[str, str] = {

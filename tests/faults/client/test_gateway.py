@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import stat
+import time
 import zlib
 from pathlib import Path
 
@@ -327,11 +328,16 @@ def test_keys_are_made_listed_rotated_and_ended_by_commands(tmp_path, capsys):
     following = run("rotate", prefix, "--overlap", "0")
     store.read()
     assert store.find(following).cloud is False
-    now[0] = 10.0**11
+    now[0] = time.time()
     assert store.find(key) is None
-    run("revoke", following.split("_")[1])
+    last = run("rotate", following.split("_")[1], "--overlap", "3600")
     store.read()
-    assert store.find(following) is None
+    for later, held in ((3000.0, True), (4000.0, False)):
+        now[0] = time.time() + later
+        assert (store.find(following) is not None) is held
+    run("revoke", last.split("_")[1])
+    store.read()
+    assert store.find(last) is None
     store.close()
     assert main(["keys", "--keys", str(file), "revoke", "nothing"]) == 1
     assert "npu-gateway: there is no key 'nothing'" in capsys.readouterr().err

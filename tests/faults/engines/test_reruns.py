@@ -134,6 +134,7 @@ async def test_it_is_run_on_the_next_placement_unless_a_streams_head_named_the_d
         answer = asyncio.create_task(model.answer(1, 2, head=head))
         await model.kill()
         assert await answer == ([1, 2], device)
+        assert [placement.admission.outstanding for placement in model.placements] == [0, 0]
 
 
 async def test_a_deadline_that_the_restart_would_outlast_ends_the_call():

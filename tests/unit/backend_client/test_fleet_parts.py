@@ -85,6 +85,12 @@ def test_good_service_is_forgotten_bad(breaker, clock):
     assert breaker.opens_in <= 1.2
 
 
+def test_a_node_that_is_dead_for_weeks_is_tried_now_and_then(breaker):
+    for _ in range(2000):
+        breaker.trip("it failed")
+    assert 0 < breaker.opens_in <= BreakerOptions().longest
+
+
 def node(url, *, queue=0, outstanding=0):
     made = Node(url, Availability(BreakerOptions(), lambda: 100.0, random.Random(1)))
     made.take_report(report(queue=queue))

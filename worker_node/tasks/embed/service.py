@@ -190,20 +190,18 @@ class EmbeddingCache:
 
 @dataclass(eq=False, slots=True)
 class EmbeddingModel(EncoderModel):
-    """A served embedding model; `space` names its vector space, the others are as in `InstalledModel`."""
+    """A served embedding model; `space` and `dimensions` are as in `InstalledModel`, and never None."""
 
     space: str
     dimensions: int
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    matryoshka: tuple[int, ...] = ()
     cache: EmbeddingCache = field(default_factory=EmbeddingCache)
 
     def facts(self) -> Mapping[str, Any]:
         facts: dict[str, Any] = {"dimensions": self.dimensions, "space": self.space}
-        if self.prompts:
-            facts["input_types"] = sorted(self.prompts)
-        if self.matryoshka:
-            facts["matryoshka"] = list(self.matryoshka)
+        if self.installed.prompts:
+            facts["input_types"] = sorted(self.installed.prompts)
+        if self.installed.matryoshka:
+            facts["matryoshka"] = list(self.installed.matryoshka)
         return facts
 
 
@@ -231,13 +229,13 @@ def with_prompt(
         raise BadRequest(
             f"input_type must be one of {', '.join(INPUT_TYPES)}, got {input_type[:64]!r}", param="input_type"
         )
-    if not model.prompts:
+    if not model.installed.prompts:
         raise UnsupportedParameter(
             f"input_type: {model.id} declares no prompts, it embeds queries and documents alike; leave it out",
             param="input_type",
         )
 
-    prompt = model.prompts[kind]
+    prompt = model.installed.prompts[kind]
     prompted: list[str | tuple[int, ...]] = []
     for text in texts:
         if not isinstance(text, str):
@@ -248,10 +246,10 @@ def with_prompt(
 
 def check_dimensions(model: EmbeddingModel, dimensions: int | None) -> None:
     """Raises UnsupportedParameter for vectors of a size that the model does not declare."""
-    if dimensions in (None, model.dimensions) or dimensions in model.matryoshka:
+    if dimensions in (None, model.dimensions) or dimensions in model.installed.matryoshka:
         return
-    if model.matryoshka:
-        sizes = ", ".join(map(str, (*model.matryoshka, model.dimensions)))
+    if smaller := model.installed.matryoshka:
+        sizes = ", ".join(map(str, (*smaller, model.dimensions)))
         raise UnsupportedParameter(f"dimensions: {model.id} can give {sizes}", param="dimensions")
     raise UnsupportedParameter(
         f"dimensions: the vectors of {model.id} have {model.dimensions} and it was not trained to be cut",
@@ -302,8 +300,6 @@ class _Embed(EncoderTask[EmbeddingModel]):
             RowTokenizer(installed.path, installed.context_limit),
             installed.space,
             installed.dimensions,
-            installed.prompts,
-            installed.matryoshka,
             EmbeddingCache(settings.embedding_cache),
         )
 

@@ -15,7 +15,6 @@ from worker_node.core.errors import BadRequest, ConfigurationError, ContextLengt
 from worker_node.models.directory import ChatTemplate, find_template
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.serving.row_tokenizer import check_ids
-from worker_node.settings import NodeSettings
 from worker_node.tasks.generate.request import Message, Rendering
 
 # A call is too short to be divided among threads.
@@ -266,7 +265,7 @@ class LargeTexts:
     event loop for most of a second.
     """
 
-    def __init__(self, _settings: NodeSettings | None = None, pool: PreparationPool | None = None) -> None:
+    def __init__(self, pool: PreparationPool | None = None) -> None:
         self._pool = pool or PreparationPool(_LIMITS, _MODULES)
 
     async def close(self) -> None:

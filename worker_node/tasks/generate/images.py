@@ -20,8 +20,6 @@ from worker_node.tasks.generate.request import Image, Message
 if TYPE_CHECKING:
     from PIL import Image as Picture
 
-    from worker_node.settings import NodeSettings
-
 MAX_IMAGES = 8
 MAX_IMAGE_BYTES = 20_000_000
 FORMATS = "PNG, JPEG, WebP or GIF"
@@ -57,7 +55,7 @@ class ImageRules:
 class ImageDecoder(PreparationPool):
     """The process that decodes images, started when the first one comes, until `close`."""
 
-    def __init__(self, _settings: NodeSettings | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__(_LIMITS, _MODULES)
 
     async def decode(self, image: Image, rules: ImageRules, deadline: float) -> RawImage:

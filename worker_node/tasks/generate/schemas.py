@@ -11,7 +11,6 @@ from msgspec import structs
 
 from worker_node.core.errors import BadRequest, DeadlineExceeded
 from worker_node.sandbox.pool import PreparationLimits, PreparationPool, ResultCache, encoded
-from worker_node.settings import NodeSettings
 from worker_node.structured_output.cost import MAX_SCHEMA_BYTES
 from worker_node.structured_output.form import CallForm, Compiled, Form, FormPart, GivenText, compile_form
 from worker_node.tasks.generate.request import GenerationRequest
@@ -28,7 +27,7 @@ _MODULES = ("worker_node.structured_output.form",)
 class SchemaCompiler:
     """Compiles the schemas that answers must match, until `close`."""
 
-    def __init__(self, _settings: NodeSettings | None = None) -> None:
+    def __init__(self) -> None:
         self._small = PreparationPool(_SMALL, _MODULES)
         self._large = PreparationPool(_LARGE, _MODULES)
         self.cache = ResultCache(_CACHE_BYTES)

@@ -14,16 +14,7 @@ import openvino as ov
 import openvino_genai as genai
 
 from worker_node.core.types import Busy
-from worker_node.devices.blobs import (
-    NPU,
-    SMALL,
-    ModelBlobs,
-    brief,
-    describe_npu,
-    npu_properties,
-    require_npu,
-    unusable,
-)
+from worker_node.devices.blobs import NPU, SMALL, ModelBlobs, brief, describe_npu, npu_properties, require_npu, unusable
 from worker_node.devices.npu import BusyMeter, busy_meter
 from worker_node.engines.options import options_in
 from worker_node.engines.protocol import (

@@ -24,7 +24,6 @@ from worker_node.sandbox.pool import PreparationLimits, PreparationPool
 from worker_node.scheduling.admission import TokenCost
 from worker_node.serving.routing import Demand, reject_if_full, select_placement
 from worker_node.serving.run import Services, SingleRun, run_selected
-from worker_node.settings import NodeSettings
 from worker_node.tasks.transcribe.audio import Window, decode_audio, find_speech, next_window, read_samples
 from worker_node.tasks.transcribe.building import TranscriptionModel, find_network
 from worker_node.tasks.transcribe.task import (
@@ -97,7 +96,7 @@ class AudioDecoder:
     Two of each kind: beside a recording of hours there is one for a clip.
     """
 
-    def __init__(self, _settings: NodeSettings | None = None) -> None:
+    def __init__(self) -> None:
         self._decoding = PreparationPool(_LIMITS, ("av", decode_audio.__module__))
         self._listening = PreparationPool(_LIMITS, ("openvino", find_speech.__module__))
 

@@ -8,6 +8,8 @@ import json
 import pytest
 
 from tests.support.application import application
+from tests.support.task_models import SEER, placement, seer
+from tests.support.writing import WritingEngine
 from worker_node.core.errors import PayloadTooLarge
 from worker_node.http.body import MAX_NESTING, MAX_VALUES, check_structure
 from worker_node.settings import NodeSettings
@@ -58,6 +60,15 @@ async def test_a_compressed_body_counts_as_what_it_holds(extra, status):
     settings = NodeSettings(max_body_bytes=100_000)
     async with application(settings=settings) as (client, _), client.post("/embeddings", **asked) as reply:
         assert reply.status == status
+
+
+@pytest.mark.parametrize("sees", [True, False])
+async def test_a_body_may_be_as_large_as_images_only_while_a_model_reads_them(store, sees):
+    models = [seer(store, [placement(SEER, WritingEngine())])] if sees else []
+    settings = NodeSettings(max_body_bytes=100_000, max_image_body_bytes=1_000_000)
+    asked = {"json": CHAT | {"model": "nobody", "user": "a" * 200_000}}
+    async with application(models, settings) as (client, _), client.post("/v1/chat/completions", **asked) as reply:
+        assert reply.status == (404 if sees else 413)
 
 
 @pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])

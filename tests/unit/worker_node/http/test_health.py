@@ -30,7 +30,8 @@ def node(draining=False, **models):
             )
             for device, state in zip((Device.NPU, Device.CPU), states, strict=False)
         ]
-        served.append(EmbeddingModel(SimpleNamespace(id=name, aliases=()), None, "s", 1, placements=placements))
+        installed = SimpleNamespace(id=name, aliases=(), prompts={}, matryoshka=())
+        served.append(EmbeddingModel(installed, None, "s", 1, placements=placements))
     state = NodeState(0.0)
     state.draining = draining
     return SimpleNamespace(manager=SimpleNamespace(models=tuple(served), failed=[]), state=state)

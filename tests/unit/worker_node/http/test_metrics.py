@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.application import application
 from worker_node.core.types import Device
+from worker_node.devices.npu import NpuSource
 from worker_node.engines.protocol import EngineState, EngineStats, EngineStatus
 from worker_node.http.metrics import Readings, read_models
 from worker_node.manager.placement import LoadRequest, Placement
@@ -90,3 +92,15 @@ def test_the_load_of_all_models_has_vllms_names_in_one_sample_and_no_invented_ca
         "vllm:num_requests_running": [({}, 46)],
         "vllm:num_requests_waiting": [({}, 22)],
     }
+
+
+async def test_the_counters_of_the_npu_are_told_in_the_units_of_their_names(tmp_path):
+    kernel = {"npu_busy_time_us": 1_500_000, "npu_memory_utilization": 4096, "npu_current_frequency_mhz": 1400}
+    for name, count in kernel.items():
+        (tmp_path / name).write_text(f"{count}\n")
+    async with application() as (client, node):
+        node.npu = NpuSource(emulated=False, busy_counter=tmp_path / "npu_busy_time_us", stand_in=False)
+        async with client.get("/metrics") as reply:
+            lines = (await reply.text()).splitlines()
+    told = {"device_busy_seconds_total": "1.5", "memory_bytes": "4096.0", "frequency_hertz": "1.4e+09"}
+    assert {f'npu_node_npu_{name}{{emulated="false"}} {count}' for name, count in told.items()} <= {*lines}

@@ -84,8 +84,10 @@ async def test_a_model_is_unloaded_when_it_was_idle_for_so_long(case):
 async def test_the_time_counts_from_the_end_of_the_last_request(case):
     model = case.add("m", idle_unload_s=60.0)
     case.start()
+    await asyncio.sleep(100)
     await case.load(model)
     await asyncio.sleep(30)
+    assert state(model) is EngineState.READY, "without a request it counts from the end of the load"
     with model.activity.working():
         await asyncio.sleep(100)
         assert case.manager.expires_in(model) == 60, "in use: the time has not begun"

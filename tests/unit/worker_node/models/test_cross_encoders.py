@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import openvino as ov
@@ -11,8 +12,15 @@ from tokenizers import Tokenizer
 from tests.support.cross_encoders import write_tiny
 from tests.support.numpy_bert import bert_logits, roberta_logits
 from tests.support.published import install
+from tests.support.task_engine import TaskEngine
+from tests.support.task_engine import encoded as scored
 from worker_node.core.errors import ConversionFailed
+from worker_node.engines.process import CanaryFailed
+from worker_node.models.directory import read_canary
 from worker_node.models.store import ModelStore
+from worker_node.settings import ModelSettings, NodeSettings
+from worker_node.tasks.rerank.service import SERVING
+from worker_node.tasks.rerank.task import RerankCanary
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +86,28 @@ def test_an_export_in_openvino_form_is_taken_as_it_is(tmp_path, converted):
     model = converted(export)
     assert model.kind == "rerank"
     assert logits(model, PAIRS) == pytest.approx(logits(built, PAIRS), abs=1e-6)
+
+
+class Reranker(TaskEngine):
+    """Answers with the logits of these known pairs, `off` by so much."""
+
+    def __init__(self, known, off):
+        self.known, self.off = known, off
+
+    async def embed(self, tokens, *, deadline, interactive):
+        return scored(np.asarray(self.known.logits, np.float32) + self.off)
+
+
+async def test_a_reranking_engine_is_examined_with_the_known_logits(tmp_path, converted):
+    write_tiny(tmp_path / "source")
+    installed, wanted = converted(tmp_path / "source"), ModelSettings(name="m")
+    model = SERVING.open(installed, wanted, NodeSettings())
+    canary = SERVING.canary(model, wanted, SimpleNamespace(prompt_limit=installed.context_limit))
+    known = read_canary(installed.path, RerankCanary)
+    await canary(Reranker(known, 0.0))
+    for off in (2 * known.tolerance, np.nan):
+        with pytest.raises(CanaryFailed, match="from the known one"):
+            await canary(Reranker(known, off))
 
 
 @pytest.mark.parametrize(

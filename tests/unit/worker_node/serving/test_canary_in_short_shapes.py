@@ -48,8 +48,9 @@ async def test_an_engine_is_examined_with_the_known_texts_that_fit_its_longest_b
     assert max(engine.lengths) <= bucket
     await on_cpu.engine._canary(engine)
     assert len(engine.lengths) == 5, "the other placement is examined with all"
-    with pytest.raises(CanaryFailed):
-        await on_npu.engine._canary(Engine(model, 0.5))
+    for off in (0.5, np.nan):
+        with pytest.raises(CanaryFailed):
+            await on_npu.engine._canary(Engine(model, off))
 
 
 def test_a_bucket_that_holds_fewer_than_two_known_texts_is_refused_with_the_least_length(store, tmp_path):

@@ -220,10 +220,25 @@ async def test_only_the_answer_of_a_stream_may_go_on_after_the_deadline(stream):
 
 
 class Dying(Engine):
+    async def embed(self, tokens, *, deadline, interactive):
+        self.status = EngineStatus(EngineState.FAILED)
+        raise EngineDied("it died before its first vector")
+
     async def generate(self, job):
         self.status = EngineStatus(EngineState.FAILED)
         raise EngineDied("it died before its first token")
         yield
+
+
+async def test_vectors_of_a_device_that_took_over_are_not_kept_as_those_of_the_first():
+    served = registry(Dying(), cache=10)
+    [model] = [model for model in served.manager.models if isinstance(model, EmbeddingModel)]
+    cpu = Placement(Device.CPU, Engine(5), Admission("m", AdmissionLimits(8)), 64, 64)
+    model.placements = [*model.placements, cpu]
+    assert (await embedded(served, None)).route.device is Device.CPU
+    model.placements[0].engine = Engine(5)
+    reply = await embedded(served, None)
+    assert (reply.route.device, reply.cached) == (Device.NPU, None)
 
 
 @pytest.mark.parametrize("stream", [True, False])
