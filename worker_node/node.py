@@ -35,6 +35,8 @@ class NodeState(Activity):
         super().__init__()
         self.started = started
         self.draining = False
+        # Held while a large reply is rendered: of many at once each turn of the event loop renders one part.
+        self.rendering = asyncio.Lock()
         self.npu_utilisation = Utilisation()
 
 
