@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,8 @@ class NodeState(Activity):
         super().__init__()
         self.started = started
         self.draining = False
+        # Held while a large reply is rendered: of many at once each turn of the event loop renders one part.
+        self.rendering = asyncio.Lock()
         self.npu_utilisation = Utilisation()
 
 
@@ -128,8 +130,9 @@ class Reloader:
                 f"the node listens at {merged.host} until it is restarted, where it needs a key: to remove the keys "
                 f"and bind {new.host}, restart it"
             )
-        before, after = _models_of(old), _models_of(new)
-        report = _compare(old, new)
+        # By the names that requests find them by.
+        before, after = ({normalise_name(model.name): model for model in settings.models} for settings in (old, new))
+        report = _compare(old, new, before, after)
         failed = {normalise_name(model.name) for model in self._node.manager.failed}
         differing = {*report.added, *report.changed}
         to_build = [name for name, model in after.items() if model.name in differing or name in failed]
@@ -166,14 +169,10 @@ class Reloader:
         return report
 
 
-def _models_of(settings: NodeSettings) -> dict[str, ModelSettings]:
-    """The models of the settings by the name that requests find them by."""
-    return {normalise_name(model.name): model for model in settings.models}
-
-
-def _compare(old: NodeSettings, new: NodeSettings) -> ReloadReport:
-    """The differences between the settings, as the report of applying the new ones."""
-    before, after = _models_of(old), _models_of(new)
+def _compare(
+    old: NodeSettings, new: NodeSettings, before: Mapping[str, ModelSettings], after: Mapping[str, ModelSettings]
+) -> ReloadReport:
+    """The differences between the settings, and between their models, as the report of applying the new ones."""
     differing = [name for name in type(new).model_fields if getattr(new, name) != getattr(old, name)]
     return ReloadReport(
         added=tuple(model.name for name, model in after.items() if name not in before),

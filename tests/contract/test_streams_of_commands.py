@@ -1,10 +1,15 @@
-"""The installed commands with streams that are closed, full, or of another encoding than their text."""
+"""The installed commands with streams that are closed, full, unread, or of another encoding than their text."""
 
+import contextlib
+import logging
 import os
 import subprocess
 import sys
 
 import pytest
+
+from tests.support.nodes import started
+from worker_node.cli.output import LogHandler
 
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {
     "NPU_NODE_URL": "none",
@@ -52,3 +57,36 @@ def test_what_the_encoding_of_the_output_lacks_is_escaped():
         timeout=60,
     )
     assert done.stdout == b"gr\\xf6\\xdfer \\U0001f600\n"
+
+
+@pytest.fixture
+def unread_pipe():
+    """A pipe that is full, since nobody reads it; both ends."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, bytes(4096))
+    os.set_blocking(write, True)
+    yield read, write
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="NOT RUN: a pipe of Windows cannot be asked whether it takes a write")
+def test_a_log_that_nobody_reads_does_not_stop_a_node(unread_pipe, quick_models):
+    with started(["serve", "--port", "0"], _ENVIRONMENT | quick_models, stderr=unread_pipe[1]) as node:
+        assert node.stdout.readline().startswith("listening on http://")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="NOT RUN: a pipe of Windows cannot be asked whether it takes a write")
+def test_a_log_that_is_read_again_says_how_many_lines_are_lost(unread_pipe):
+    read, write = unread_pipe
+    with open(write, "w", closefd=False) as stream:
+        handler = LogHandler(stream)
+        lines = [logging.makeLogRecord({"msg": f"line {number}"}) for number in range(4)]
+        for line in lines[:3]:
+            handler.emit(line)
+        os.read(read, 1 << 20)
+        handler.emit(lines[3])
+    assert os.read(read, 1 << 20) == b"3 lines of the log are lost, since stderr took no more\nline 3\n"

@@ -16,24 +16,19 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(900), pytest.mark.usefixture
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tmp_path_factory.mktemp("certify")
+def emulated(tmp_path_factory):
+    return emulated_settings(tmp_path_factory.mktemp("certify"))
 
 
 @pytest.fixture(scope="module")
-def emulated(directory):
-    return emulated_settings(directory)
-
-
-@pytest.fixture(scope="module")
-def certified(directory, emulated):
+def certified(emulated):
     """The first passport of the embedder on the emulated NPU, of a node that requires one."""
-    words = ["certify", EMBEDDER, "--config", emulated, "--quick", "--out", directory]
+    words = ["certify", EMBEDDER, "--config", emulated, "--quick", "--out", emulated.parent]
     run(*words, quick=QUICK, NPU_NODE_REQUIRE_CERTIFIED="true")
-    return passport_of(directory, EMBEDDER)
+    return passport_of(emulated.parent, EMBEDDER)
 
 
-def test_a_right_device_gets_a_passport_that_a_node_shows_until_something_changes(directory, emulated, certified):
+def test_a_right_device_gets_a_passport_that_a_node_shows_until_something_changes(emulated, certified):
     passport, checks = certified
     assert (passport["verdict"], passport["emulated"]) == ("certified", True)
     assert passport["reference"] == "stored", (
@@ -48,7 +43,7 @@ def test_a_right_device_gets_a_passport_that_a_node_shows_until_something_change
     assert checks["agreement with the CPU"]["values"]["lowest"] > 0.99
     assert checks["energy"]["detail"] == "the NPU is emulated"
     assert passport["efficiency"] == {"tokens_per_joule": None, "texts_per_joule": None}
-    assert "Emulated on a CPU" in (directory / f"{EMBEDDER}.NPU-emulated.html").read_text()
+    assert "Emulated on a CPU" in (emulated.parent / f"{EMBEDDER}.NPU-emulated.html").read_text()
     assert "certified" in run("passports", "--config", emulated, "list")
     with start_node("--config", str(emulated), ready=False) as node:
         node.wait_for(lambda body: body["models"][0]["state"] == "ready")

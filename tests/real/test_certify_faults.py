@@ -11,13 +11,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(900), pytest.mark.usefixture
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tmp_path_factory.mktemp("certify")
-
-
-@pytest.fixture(scope="module")
-def emulated(directory):
-    return emulated_settings(directory)
+def emulated(tmp_path_factory):
+    return emulated_settings(tmp_path_factory.mktemp("certify"))
 
 
 FAULTS = [
@@ -52,8 +47,9 @@ def test_each_fault_on_demand_is_found_and_named(
 
 
 @pytest.fixture(scope="module")
-def by_path(directory, store):
+def by_path(tmp_path_factory, store):
     """Settings with a model that reads colours and one that ranks, both by path, on the emulated NPU."""
+    directory = tmp_path_factory.mktemp("by_path")
     write_minilm(directory / "ranker", store.get(EMBEDDER).path)
     config = directory / "by_path.toml"
     colours = kept_colours(store)

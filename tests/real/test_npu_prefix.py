@@ -6,14 +6,22 @@ conversations; with --long on the whole model, and with twenty.
 
 import asyncio
 import contextlib
+import math
 import os
+import random
 import re
 import signal
+import time
 
+import numpy as np
 import pytest
 
 from tests.real.inference import ask, post
 from tests.support.nodes import start_node
+from worker_node.core.types import Device, ModelKind
+from worker_node.engines.protocol import TOKEN_DTYPE, EngineSpec
+from worker_node.tasks.generate.messages import GenerateJob, Step
+from worker_node.tasks.generate.stateful import StatefulRunner
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
@@ -148,3 +156,29 @@ async def test_what_prewarm_names_is_in_the_cache_before_the_first_request(envir
         messages = [{"role": "system", "content": SYSTEM * 2}, {"role": "user", "content": QUESTIONS[0].format(n=4)}]
         _, usage = await answer(http, node, messages)
         assert usage["prompt_tokens_details"]["cached_tokens"] >= 2 * CHUNK
+
+
+@pytest.mark.long
+def test_a_prompt_takes_the_cpu_time_of_the_chunks_that_were_not_cached(quick_models):
+    """OpenVINO does not say what it took from its cache. What this finds changes only with OpenVINO's version."""
+    sizes = {"max_prompt_len": 8 * CHUNK, "min_response_len": 64}
+    options = {**sizes, "prefill_chunk_size": CHUNK, "prefix_cache_max_num_blocks": 12}
+    path = f"{quick_models['NPU_NODE_MODEL_STORE']}/{MODEL}"
+    spec = EngineSpec(MODEL, ModelKind.GENERATION, path, Device.NPU, "generation_stateful", options, emulated=True)
+    runner, rng, events = StatefulRunner(spec), random.Random(1), []
+    runner.load()
+    computed, used = [], []
+    for number in range(61):
+        # Chunks of one of two tokens each: many prompts begin alike, and twelve chunks are soon full.
+        chunks = [1000 + (rng.random() < 0.3) for _ in range(rng.randint(6, 8))]
+        tokens = np.repeat(chunks, CHUNK).astype(TOKEN_DTYPE)
+        runner.submit(GenerateJob(number, tokens.tobytes(), 1, math.inf))
+        before = time.process_time()
+        while runner.has_work:
+            runner.step(events.append, lambda: None)
+        used.append(time.process_time() - before)
+        [cached] = {delta.cached for event in events if isinstance(event, Step) for delta in event.deltas}
+        computed.append(len(chunks) - cached // CHUNK)
+        events.clear()
+    # The first prompt warms up. Measured: 0.95 to 0.998; with another rule of eviction below 0.7.
+    assert np.corrcoef(computed[1:], used[1:])[0, 1] > 0.9

@@ -1,11 +1,11 @@
 """An engine that misbehaves on demand, for fault tests only. It runs in a real engine process.
 
 Options: `load_s` (seconds to load), `load_error` (message), `step_s` (seconds a token), `prefill_s` (seconds of silence
-before a job's first token), `announce` (steps are announced as native calls), `log` (a file that records what it was
-told), `hold` (a file: while it is there no step ends), `on_load` (a file: while it says "wait" or "compute" loading
-does not end), `garbage_after` (the number of jobs that are echoed
-rightly before all others become GARBAGE), `lost` (these lose their device instead). Each task is answered by a function
-of what was asked.
+before a job's first token), `driver` (the version that it reports), `announce` (steps are announced as native calls),
+`log` (a file that records what it was told), `hold` (a file: while it is there no step ends), `on_load` (a file: while
+it says "wait" or "compute" loading does not end), `garbage_after` (the number of jobs that are echoed rightly before
+all others become GARBAGE), `lost` (these lose their device instead). Each task is answered by a function of what was
+asked.
 A prompt's first token id picks the fault:
 
     POISON  breaks the process in the job's first step  HANG    stops its loop
@@ -77,7 +77,7 @@ class ScriptedRunner:
                 time.sleep(0.01 if order == "wait" else 0)
         if message := self._options.get("load_error"):
             raise RuntimeError(message)
-        return Loaded(0.01, "scripted", "0")
+        return Loaded(0.01, "scripted", "0", self._options.get("driver"))
 
     def submit(self, job):
         if isinstance(job, TranscribeJob) or (isinstance(job, RowJob) and job.second):

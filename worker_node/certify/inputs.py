@@ -10,12 +10,9 @@ import base64
 import io
 import itertools
 import struct
-import tempfile
 import wave
 import zlib
 from collections.abc import Callable
-from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -87,13 +84,9 @@ def texts(window: int, count: int) -> list[str]:
 
 def recordings() -> tuple[bytes, bytes]:
     """Two recordings (WAV, mono, 16 kHz) that say different things: the second is half of the first."""
-    from worker_node.tasks.transcribe.audio import decode_audio  # noqa: PLC0415  (PyAV, for speech alone)
+    from worker_node.tasks.transcribe.building import canary_samples  # noqa: PLC0415  (PyAV, for speech alone)
 
-    with tempfile.TemporaryDirectory() as directory:
-        source, target = Path(directory) / "canary.ogg", Path(directory) / "samples"
-        source.write_bytes(files("worker_node.tasks.transcribe").joinpath("canary.ogg").read_bytes())
-        decode_audio(str(source), str(target), 60.0)
-        samples = np.frombuffer(target.read_bytes(), "<i2")
+    samples = np.frombuffer(canary_samples(), "<i2")
     return _wav(samples), _wav(samples[: len(samples) // 2])
 
 

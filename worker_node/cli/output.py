@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import select
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from worker_node.models.progress import Progress
 
@@ -17,6 +20,9 @@ TOY_MODEL, USEFUL_MODEL = "smollm2-135m-instruct", "phi-3.5-mini-npu"
 """The embedded chat model, and one of 3.8 billion parameters for the NPU or the CPU of a laptop with 16 GB."""
 TOY_NOTE = f"{TOY_MODEL} is a toy of 135 million parameters; a useful model: npu-node pull {USEFUL_MODEL}"
 _BAR_WIDTH = 16
+_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+# A pipe that takes a write has room for so many bytes.
+_LOG_CHUNK = 4096
 
 
 def documentation() -> Path | None:
@@ -123,3 +129,42 @@ class _Bar(Progress):
         done = min(done, self._total)
         amount = f"{in_gigabytes(done)} of {in_gigabytes(self._total)}"
         self._progress.update(self._task, completed=done, amount=amount)
+
+
+class LogHandler(logging.Handler):
+    """Writes log lines to a stream, and drops those that nobody reads.
+
+    A reader that stops (Ctrl-S, a pager, a stuck collector) must not stop the server: its event loop would wait for
+    the write.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._file = stream.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._file, select.POLLOUT)
+        self._dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        lines = f"{self.format(record)}\n"
+        if self._dropped:
+            lines = f"{self._dropped} lines of the log are lost, since stderr took no more\n{lines}"
+        try:
+            written = self._write(lines.encode(errors="backslashreplace"))
+        except OSError:  # a full disk, or a reader that has ended
+            written = False
+        self._dropped = 0 if written else self._dropped + 1
+
+    def _write(self, text: bytes) -> bool:
+        while text:
+            # A reader that was only slow gets its time; one that stopped is not waited for again.
+            if not self._poll.poll(0 if self._dropped else 20):
+                return False
+            text = text[os.write(self._file, text[:_LOG_CHUNK]) :]
+        return True
+
+
+def log_to_stderr(level: str) -> None:
+    """Log to stderr as a server does; on Windows a write may wait for its reader."""
+    handler = LogHandler(sys.stderr) if hasattr(select, "poll") else logging.StreamHandler(sys.stderr)
+    logging.basicConfig(level=level, format=_LOG_FORMAT, handlers=[handler])

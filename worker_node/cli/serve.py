@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker_node.cli.output import TOY_MODEL, TOY_NOTE, USEFUL_MODEL
+from worker_node.cli.output import TOY_MODEL, TOY_NOTE, USEFUL_MODEL, log_to_stderr
 from worker_node.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
-_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -73,7 +72,7 @@ def _serve(args: argparse.Namespace) -> int:
         if not level and value and value.lower() not in _LOG_LEVELS:
             raise ConfigurationError(f"{name} must be one of {', '.join(_LOG_LEVELS)}, got {value[:40]!r}")
         level = level or value
-    logging.basicConfig(level=(level or "info").upper(), format=_LOG_FORMAT, stream=sys.stderr)
+    log_to_stderr((level or "info").upper())
     bounded = args.profile == "bounded"
     # First, so that a mistake in them is reported before the slow imports.
     if bounded:

@@ -136,7 +136,10 @@ def main(link: int, parent_pid: int) -> int:
     lower_priority(spec.nice)
     try:
         runner = make_runner(spec)
-        channel.send(runner.load())
+        loaded = runner.load()
+        if (openvino := sys.modules.get("openvino")) is not None:
+            loaded = msgspec.structs.replace(loaded, openvino=openvino.get_version())
+        channel.send(loaded)
     except Exception as error:  # noqa: BLE001  (whatever a driver raises, it is reported to the edge)
         # Of an error of ours the message says all; of another's it may not.
         said = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())[:500]

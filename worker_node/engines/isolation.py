@@ -109,11 +109,17 @@ def fingerprint(job: Job) -> bytes:
 
 
 class Isolation:
-    """Use of one engine, alone or with others, in order of arrival."""
+    """Use of one engine, alone or with others.
+
+    A request that must be alone keeps others out while it waits for the engine to be unused, and then while it is
+    alone; neither lasts longer than its `alone_s`. Then all that waited go on.
+    """
 
     def __init__(self) -> None:
-        # Held while a request waits to be alone, and while it must be.
+        # The turn of the requests that must be alone. Its holder clears `_open`, which lets others in.
         self._turn = asyncio.Lock()
+        self._open = asyncio.Event()
+        self._open.set()
         self._users = 0
         self._unused = asyncio.Event()
         self._unused.set()
@@ -125,14 +131,14 @@ class Isolation:
         Gives whether the request may have waited. Entering raises DeadlineExceeded.
         """
         alone = alone_s > 0
-        waits = alone or self._turn.locked()
+        waits = alone or not self._open.is_set()
         if waits:
-            await self._wait(deadline, alone=alone)
+            await self._wait(deadline, alone_s)
 
         def share() -> None:
             nonlocal alone
             alone = False
-            self._turn.release()
+            self._end_turn()
 
         timer = asyncio.get_running_loop().call_later(alone_s, share) if alone else None
         self._users += 1
@@ -148,18 +154,39 @@ class Isolation:
             if not self._users:
                 self._unused.set()
 
-    async def _wait(self, deadline: float, *, alone: bool) -> None:
-        """Wait for the turn of a request; one that must be alone keeps it."""
+    def _end_turn(self) -> None:
+        self._open.set()
+        self._turn.release()
+
+    async def _wait(self, deadline: float, alone_s: float) -> None:
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                await self._turn.acquire()
-                try:
-                    if alone:
-                        await self._unused.wait()
-                        return
-                except BaseException:
-                    self._turn.release()
-                    raise
-                self._turn.release()
+                if alone_s:
+                    await self._take_turn(alone_s)
+                    return
+                while not self._open.is_set():
+                    await self._open.wait()
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed while the request waited for its turn alone") from error
+
+    async def _take_turn(self, alone_s: float) -> None:
+        """Return when the engine is unused and others are kept out."""
+        await self._turn.acquire()
+        try:
+            while not await self._keep_out(alone_s):
+                self._open.set()
+                # What is running takes long. Others are served for as long as they waited.
+                await asyncio.sleep(alone_s)
+        except BaseException:
+            self._end_turn()
+            raise
+
+    async def _keep_out(self, longest_s: float) -> bool:
+        """Keep others out until the engine is unused, and return whether it is in time."""
+        self._open.clear()
+        try:
+            async with asyncio.timeout(longest_s):
+                await self._unused.wait()
+        except TimeoutError:
+            return False
+        return True

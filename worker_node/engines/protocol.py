@@ -149,7 +149,7 @@ Command = Submit | Cancel | Shutdown
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
     """The pipeline is up. `seconds` is the time that loading and compiling took; `driver` the device's, where it
-    has one.
+    has one. `openvino` is the version that the process has imported.
 
     Of an engine that may load blobs: how many static shapes it `compiled` (or found in its compile cache), and how many
     it `imported` from blobs.
@@ -161,6 +161,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
     driver: str | None = None
     compiled: int = 0
     imported: int = 0
+    openvino: str | None = None
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed", array_like=True):

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine
@@ -281,8 +280,8 @@ class Engine:
         if await asyncio.to_thread(file_stamps, self.spec.path) != self._files:
             changed = "its files have"
         elif loaded is not None and self._proven_with is not None:
-            driver, openvino = self._proven_with
-            if (loaded.driver or "", _release(loaded.runtime)) != (driver, _release(openvino)):
+            found = (loaded.driver, loaded.openvino)
+            if any(version not in {None, known} for version, known in zip(found, self._proven_with, strict=True)):
                 changed = "the driver or OpenVINO, on which its passport depends, has"
         self._stale = bool(changed)
         if changed:
@@ -388,11 +387,6 @@ def file_stamps(directory: str) -> frozenset[tuple[str, int, int, int]]:
     except OSError:
         return frozenset()
     return frozenset((name, it.st_size, it.st_mtime_ns, it.st_ino) for name, it in found)
-
-
-def _release(version: str) -> list[str]:
-    """The release in a version: OpenVINO and its GenAI write what follows in different forms."""
-    return re.findall(r"\d+", version)[:3]
 
 
 async def _failing(error: NodeError) -> AsyncGenerator[Any, None]:

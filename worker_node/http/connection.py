@@ -2,7 +2,8 @@
 
 aiohttp bounds headers, pipelined requests and idle keep-alive connections. Added here: the first header of a
 connection must be complete within `header_timeout_s`; a client that reads nothing of its reply for `stall_timeout_s` is
-dropped; and when too many connections are open, a new one replaces the one that has been idle longest.
+dropped, and so are the slowest readers while too much is unsent; and when too many connections are open, a new one
+replaces the one that has been idle longest.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ log = logging.getLogger(__name__)
 class ConnectionLimits:
     """Seconds, and how many connections may serve a request at once.
 
-    `spare_connections` more may be open, so that a request beyond the limit gets its 429. What a client still sends
-    when its reply is written is read for `linger_s`: closing at once would reset the connection, and lose the reply.
+    `spare_connections` more may be open, so that a request beyond the limit gets its 429. At most `unsent_bytes` of
+    replies wait for their readers, or one larger reply. What a client still sends when its reply is written is read
+    for `linger_s`: closing at once would reset the connection, and lose the reply.
     """
 
     header_timeout_s: float
@@ -38,6 +40,7 @@ class ConnectionLimits:
     max_connections: int
     spare_connections: int = 64
     stall_timeout_s: float = 30.0
+    unsent_bytes: int = 256 << 20
     linger_s: float = 2.0
 
 
@@ -55,9 +58,22 @@ class Connections:
     # Without a request, the longest idle first; and with one.
     idle: dict[GuardedConnection, None] = field(default_factory=dict)
     busy: set[GuardedConnection] = field(default_factory=set)
+    # With a reply that waits for its reader, the longest waiting first.
+    unread: dict[GuardedConnection, None] = field(default_factory=dict)
 
     def accept(self) -> GuardedConnection:
         return GuardedConnection(self)
+
+    def bound_unsent(self) -> None:
+        """Drop those who let their reply wait longest, while too much waits; the last is not dropped."""
+        unsent = {one: one.transport.get_write_buffer_size() for one in self.unread if one.transport is not None}
+        total = sum(unsent.values())
+        for connection, size in list(unsent.items())[:-1]:
+            if total <= self.limits.unsent_bytes:
+                return
+            if connection.transport is not None:
+                connection.transport.abort()
+            total -= size
 
 
 class GuardedConnection(RequestHandler):
@@ -91,6 +107,7 @@ class GuardedConnection(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._pool.idle.pop(self, None)
         self._pool.busy.discard(self)
+        self._pool.unread.pop(self, None)
         for timer in (self._header_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
@@ -120,9 +137,12 @@ class GuardedConnection(RequestHandler):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._check_reader(None)
+        self._pool.unread[self] = None
+        self._pool.bound_unsent()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._pool.unread.pop(self, None)
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None

@@ -23,6 +23,8 @@ R = TypeVar("R")
 
 # Tokenizing about this many characters takes a millisecond: more goes to a thread, so that the event loop stays free.
 INLINE_CHARACTERS = 8_000
+# What a text costs beside its characters, in characters.
+_COST_OF_A_TEXT = 80
 # Ordinary text has four to five characters a token.
 CHARACTERS_A_TOKEN = 16
 # The tokens of a text up to this long are counted exactly, even where it is much too long.
@@ -169,6 +171,11 @@ class Pair(NamedTuple):
     query: int
 
 
+def _cost(texts: Sequence[str]) -> int:
+    """As how many characters of one text these texts count."""
+    return sum(map(len, texts)) + _COST_OF_A_TEXT * len(texts)
+
+
 # Encodings hold much more than ids: those of a large request are not all kept.
 _TEXTS_AT_ONCE = 64
 
@@ -195,7 +202,7 @@ class RowTokenizer:
         if len(words) < len(texts):
             return [self._given(ids, place, truncate) for place, ids in enumerate(texts) if not isinstance(ids, str)]
         work = partial(self.rows, words, truncate)
-        return await tokenize(work, sum(map(len, words)), deadline)
+        return await tokenize(work, _cost(words), deadline)
 
     def rows(
         self, texts: Sequence[str], truncate: bool, go_on: Callable[[], None] = never_abandoned
@@ -219,7 +226,7 @@ class RowTokenizer:
         long, and for a query that leaves no room for a document; else as `encode`.
         """
         work = partial(self.pairs, query, documents, truncate, max_document_tokens, field)
-        return await tokenize(work, len(query) + sum(map(len, documents)), deadline)
+        return await tokenize(work, len(query) + _cost(documents), deadline)
 
     def pairs(
         self,

@@ -95,6 +95,13 @@ async def test_an_npu_without_a_free_context_is_explained_and_no_other_device_is
         assert ("sudo fuser -v /dev/accel/accel0" in status.reason) == (device is Device.NPU)
 
 
+@pytest.mark.parametrize(("driver", "state"), [("1.32", "ready"), (None, "ready"), ("1.33", "failed")])
+async def test_what_was_proven_with_one_driver_is_not_served_with_another(driver, state):
+    async with running(proven_with=("1.32", "2026.4"), driver=driver) as engine:
+        status = await until(engine, EngineState.READY, EngineState.FAILED)
+        assert (status.state, status.stale) == (state, state == "failed")
+
+
 async def test_what_cannot_be_loaded_is_tried_again_in_case_the_cause_is_removed(tmp_path):
     log = tmp_path / "log"
     limits = EngineLimits(restart=RestartLimits(quarantine_s=0.05))

@@ -39,10 +39,10 @@ async def no_canary(_engine):
 
 
 @asynccontextmanager
-async def running(canary=no_canary, limits=None, nice=0, device=Device.CPU, prewarm=None, **options):
+async def running(canary=no_canary, limits=None, nice=0, device=Device.CPU, prewarm=None, proven_with=None, **options):
     limits = limits or EngineLimits(liveness=LivenessLimits(20.0), restart=QUICK)
     spec = EngineSpec("scripted", ModelKind.GENERATION, "/", device, RUNNER, options, nice=nice)
-    engine = Engine(spec, canary, limits, prewarm=prewarm)
+    engine = Engine(spec, canary, limits, prewarm=prewarm, proven_with=proven_with)
     engine.wake()
     try:
         yield engine

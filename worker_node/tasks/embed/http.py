@@ -49,7 +49,8 @@ def _check_count(node: Node, count: int, param: str) -> None:
 _NUMBERS_PER_CHUNK = 32_768
 
 
-async def _with_vectors(
+async def render_vectors(
+    node: Node,
     head: dict[str, Any],
     name: str,
     reply: EmbeddingReply,
@@ -59,11 +60,18 @@ async def _with_vectors(
     count, dimensions = reply.vectors.shape
     step = max(1, _NUMBERS_PER_CHUNK // max(1, dimensions))
     parts = []
-    for start in range(0, count, step):
-        if start:
-            await asyncio.sleep(0)
+
+    def render(start: int) -> None:
         items = [item(index, row) for index, row in enumerate(reply.vectors[start : start + step], start)]
         parts.append(orjson.dumps(items, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
+
+    if count > step:
+        async with node.state.rendering:
+            for start in range(0, count, step):
+                render(start)
+                await asyncio.sleep(0)
+    elif count:
+        render(0)
     body = b'%s,"%s":[%s]}' % (orjson.dumps(head)[:-1], name.encode(), b",".join(parts))
     return web.Response(body=body, content_type="application/json", charset="utf-8", headers=_headers(reply))
 
@@ -111,7 +119,7 @@ async def _embeddings(request: web.Request) -> web.StreamResponse:
     }
     if reply.route.emulated:
         head["emulated"] = True
-    return await _with_vectors(head, "embeddings", reply)
+    return await render_vectors(node, head, "embeddings", reply)
 
 
 Ids = Annotated[list[int], Field(min_length=1)]
@@ -182,7 +190,7 @@ async def _openai_embeddings(request: web.Request) -> web.Response:
             shown = base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
         return {"object": "embedding", "index": index, "embedding": shown}
 
-    return await _with_vectors(head, "data", reply, item)
+    return await render_vectors(node, head, "data", reply, item)
 
 
 def _input_type(request: web.Request, given: str | None, model: EmbeddingModel) -> str | None:
@@ -232,7 +240,7 @@ async def _embed(request: web.Request) -> web.Response:
         "load_duration": round(reply.loading_s * 1e9),
         "prompt_eval_count": reply.usage.prompt_tokens,
     }
-    return await _with_vectors(head, "embeddings", reply)
+    return await render_vectors(request.app[NODE], head, "embeddings", reply)
 
 
 async def _ollama_embeddings(request: web.Request) -> web.Response:

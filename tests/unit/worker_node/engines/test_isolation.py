@@ -166,3 +166,17 @@ async def test_a_request_is_alone_for_its_time_only():
     assert next_alone.inside
     await next_alone.leave()
     await assert_free(isolation)
+
+
+async def test_a_request_that_must_be_alone_keeps_others_out_no_longer_while_it_waits_than_it_would_alone():
+    isolation = Isolation()
+    long, alone, other = await guests(isolation, 0, 0.05, 0)
+    assert not other.inside
+    await eventually(lambda: other.inside)
+    assert long.inside
+    assert not alone.inside
+    for guest in (other, long):
+        await guest.leave()
+    await eventually(lambda: alone.inside)
+    await alone.leave()
+    await assert_free(isolation)

@@ -1,11 +1,15 @@
 """What passports say of each placement, wherever a node shows them."""
 
+import asyncio
+import math
 from dataclasses import replace
 
+import openvino as ov
 import pytest
 
 from tests.support.application import application
 from tests.support.passports import certify, check
+from worker_node import server
 from worker_node.core.types import Device
 from worker_node.devices.npu import NpuSource
 from worker_node.devices.probe import DeviceInfo, Probe
@@ -113,3 +117,30 @@ def test_a_passport_made_under_faults_says_nothing_of_the_device_without_them(ma
     without = replace(machine, settings=machine.settings.model_copy(update={"faults": None}))
     states = [served(each, installed).placements[0].standing.state for each in (machine, without)]
     assert states == ["certified", "expired"]
+
+
+async def test_a_passport_expires_with_the_first_load_after_an_update(machine, installed, monkeypatch):
+    """A node that runs sees the new OpenVINO, and neither its state nor its limit is of the passport any more."""
+    lazy = ModelSettings(name=MODEL, placements=[{"device": "CPU", "load": "lazy"}])
+    settings = machine.settings.model_copy(update={"models": (lazy,), "faults": None})
+    probes = [Probe((DeviceInfo("CPU"),), version) for version in ("2026.9", ov.get_version())]
+    before = Machine(settings, probes[0], machine.npu)
+    certify(before, installed, lazy, device=Device.CPU, verdict="limited", limits={"max_prompt_tokens": 96})
+
+    async def probe():
+        return probes.pop(0) if len(probes) > 1 else probes[0]
+
+    def standing(place):
+        return place.standing.state, place.prompt_limit
+
+    monkeypatch.setattr(server, "probe", probe)
+    profile = server.Profile(starts_parts=False)
+    async with server.hosted_node(settings, profile) as node, asyncio.timeout(60):
+        place = node.manager.models[0].placements[0]
+        assert standing(place) == ("limited", 96)
+        while not place.engine.ready:
+            place.request_load()
+            await place.engine.next_change()
+            place = (await node.manager.resolve(MODEL, math.inf)).placements[0]
+        assert standing(place) == ("expired", 256)
+        assert node.probe is probes[0]

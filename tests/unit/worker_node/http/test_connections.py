@@ -37,7 +37,7 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(header=NEVER, keepalive=NEVER, most=1024, spare=64, stall=NEVER):
+async def serving(header=NEVER, keepalive=NEVER, most=1024, spare=64, stall=NEVER, unsent=1 << 30):
     served = Served()
 
     async def hold(_request):
@@ -69,7 +69,7 @@ async def serving(header=NEVER, keepalive=NEVER, most=1024, spare=64, stall=NEVE
     app.add_routes([web.get("/", quick), web.get("/hold", hold), web.get("/big", big), web.post("/body", body)])
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    limits = ConnectionLimits(header, keepalive, most, spare, stall)
+    limits = ConnectionLimits(header, keepalive, most, spare, stall, unsent)
     connections = Connections(runner.server, limits, served.noted.append, error_response)
     listener = await asyncio.get_running_loop().create_server(connections.accept, "127.0.0.1", 0)
     served.server = runner.server
@@ -185,3 +185,16 @@ async def test_malformed_http_gets_a_typed_error_and_the_connection_is_closed(se
         assert b"aiohttp" not in head
         assert b"Python" not in head
         assert [error.code for error in served.noted] == ["invalid_request"]
+
+
+async def test_while_too_much_is_unsent_those_are_dropped_who_let_their_reply_wait_longest():
+    async with serving(unsent=120_000_000) as served:
+        readers = []
+        for _ in range(4):
+            reader, _ = await served.connect(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            readers.append(reader)
+        for reader in readers[:2]:
+            assert len(await rest(reader)) < 50_000_000
+        for reader in readers[2:]:
+            assert len(await reader.readexactly(50_000_000)) == 50_000_000

@@ -8,12 +8,10 @@ import shutil
 from functools import partial
 from types import SimpleNamespace
 
-import openvino as ov
 import pytest
 
-from tests.support.passports import certify
 from worker_node.core.errors import EngineUnavailable, HubUnreachable, ModelNotFound
-from worker_node.core.types import Device, ModelKind
+from worker_node.core.types import ModelKind
 from worker_node.devices.npu import npu_source
 from worker_node.devices.probe import DeviceInfo, Probe
 from worker_node.engines.protocol import EngineState
@@ -145,40 +143,6 @@ async def test_a_model_whose_files_have_changed_is_read_again_instead_of_loaded(
         assert found.placements[0].state is EngineState.UNLOADED, "and not loaded unasked"
         assert [served.id for served in manager.models] == (["sound", "hurt"] if configured else ["hurt"])
         assert manager.failed == []
-    finally:
-        await manager.stop()
-
-
-@pytest.mark.parametrize(
-    ("device", "openvino", "changed"),
-    [
-        (DeviceInfo("CPU"), "2026.9.0", "the OpenVINO version changed"),
-        (DeviceInfo("CPU", {"NPU_DRIVER_VERSION": "1.30"}), ov.get_version(), "the driver changed"),
-    ],
-    ids=["OpenVINO", "driver"],
-)
-async def test_a_passport_expires_with_the_first_load_after_an_update(copied, device, openvino, changed):
-    on = machine(copied, "sound", placements=[{"device": "CPU", "load": "lazy"}])
-    on.settings = on.settings.model_copy(update={"passports": copied.parent / f"{copied.name} passports"})
-    on.probe = Probe((device,), openvino)
-    limited = {"verdict": "limited", "limits": {"max_prompt_tokens": 96}}
-    certify(on, ModelStore(copied).get("sound"), on.settings.models[0], device=Device.CPU, **limited)
-
-    async def look_again():
-        on.probe = Probe((DeviceInfo("CPU"),), ov.get_version())
-
-    manager = ModelManager(configured_models(on), ModelStore(copied), pytest.fail, look_again=look_again)
-    manager.start()
-    try:
-        [before] = [model.placements[0] for model in manager.models]
-        assert (before.standing.state, before.prompt_limit) == ("limited", 96)
-        async with asyncio.timeout(60):
-            while not (found := (await manager.resolve("sound", math.inf)).placements[0]).engine.ready:
-                assert not before.engine.ready
-                found.request_load()
-                await found.engine.next_change()
-        assert (found.standing.state, found.prompt_limit) == ("expired", 256)
-        assert changed in found.standing.reason
     finally:
         await manager.stop()
 

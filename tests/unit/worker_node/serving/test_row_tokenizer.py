@@ -191,3 +191,11 @@ async def test_more_characters_than_may_wait_are_refused_and_one_request_never_i
     assert await first
     await asyncio.sleep(0)
     assert await threads.run(lambda _: "next", 50, forever) == "next"
+
+
+async def test_many_short_texts_are_tokenized_in_a_thread_like_a_long_one(embedder, monkeypatch):
+    threads = []
+    monkeypatch.setattr(embedder, "rows", lambda *_: threads.append(threading.current_thread()))
+    for texts in (["a"] * 64, ["a"] * 2048, ["a" * 9_000]):
+        await embedder.encode(texts, truncate=True)
+    assert [thread is threading.main_thread() for thread in threads] == [True, False, False]

@@ -1,5 +1,6 @@
 """Texts on their way through the cache and the engine, what the node counts of them, and what the cache gives back."""
 
+import asyncio
 import time
 from types import SimpleNamespace
 
@@ -9,11 +10,13 @@ from hypothesis import strategies as st
 
 from tests.support.services import services_of
 from tests.support.task_engine import TaskEngine, encoded
-from worker_node.core.types import Busy, Device, ModelKind, RequestContext
+from worker_node.core.types import Busy, Device, ModelKind, RequestContext, Route, Timing, Usage
 from worker_node.engines.protocol import EngineState, EngineStatus
 from worker_node.manager.placement import Placement
+from worker_node.node import NodeState
 from worker_node.scheduling.admission import Admission, AdmissionLimits
-from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, embed
+from worker_node.tasks.embed.http import render_vectors
+from worker_node.tasks.embed.service import EmbeddingCache, EmbeddingModel, EmbeddingReply, embed
 
 BUCKET = 32
 
@@ -107,3 +110,19 @@ def test_it_never_lies_and_never_grows_over_its_size(requests, capacity):
             assert vector is None or vector.tolist() == vector_of(origin, row)
         cache.keep(origin, rows, vectors_of(origin, rows))
         assert len(cache._vectors) <= capacity
+
+
+async def test_of_several_large_replies_one_is_rendered_at_a_time_and_small_ones_do_not_wait():
+    node, order = SimpleNamespace(state=NodeState(0.0)), []
+
+    async def render(name, rows):
+        route, timing = (
+            Route("m", Device.CPU, "preferred", 1),
+            Timing(queue=0.0, tokenize=0.0, inference=1.0, total=1.0),
+        )
+        reply = EmbeddingReply(route, np.zeros((rows, 1024), np.float32), "s", Usage(1), timing)
+        await render_vectors(node, {"m": 1}, "data", reply, lambda index, _: order.append((name, index)))
+
+    await asyncio.gather(render("first", 100), render("second", 100), render("small", 1))
+    assert order[32] == ("small", 0)
+    assert [name for name, _ in order if name != "small"] == ["first"] * 100 + ["second"] * 100
