@@ -131,8 +131,8 @@ def connections_allowed(wanted: int) -> tuple[int, int]:
     spare = min(_SPARE_CONNECTIONS, free // 2)
     most = min(wanted, free - spare)
     log.warning(
-        "this process may open %d files, and max_connections = %d needs %d: it is lowered to %d; raise the limit (ulimit -n, "
-        "LimitNOFILE)",
+        "this process may open %d files, and max_connections = %d needs %d: it is lowered to %d; raise the limit "
+        "(ulimit -n, LimitNOFILE)",
         allowed,
         wanted,
         needed,

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.integrations.scripted_agent import FINAL, AgentEngine, long_context_store, scripted_agent
 from tests.support.foreign import npm_packages
 from tests.support.gateway import WAYS, start_gateway
-from tests.support.scripted_agent import FINAL, AgentEngine, long_context_store, scripted_agent
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

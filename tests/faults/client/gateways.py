@@ -8,18 +8,23 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from backend_client import CloudClient, InferenceClient, NPUClient
+from backend_client import CloudClient, CloudSettings, InferenceClient, NPUClient
 from backend_client.gateway.app import make_app
 from backend_client.gateway.keys import KeyStore
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.testing.node import EMBEDDER, WRITER, route_headers
-from tests.faults.client.test_fallback import settings as cloud_settings
 from tests.faults.scripted_node import answering, error_response
 
 CHAT_PATH = "/v1/chat/completions"
 CHAT = {"model": WRITER, "messages": [{"role": "user", "content": "Hi"}]}
 STREAM = {**CHAT, "stream": True}
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+
+
+def cloud_settings(cloud, **more):
+    mapped = {"embedding_models": {"space-a": "cloud-minilm"}, "chat_model": "cloud-chat"}
+    return CloudSettings(base_url=cloud.url, api_key="sk-cloud", **(mapped | more))
+
 
 draining = answering(lambda: error_response(503, "draining"))
 

@@ -24,7 +24,7 @@ from backend_client.gateway.app import make_app
 from backend_client.gateway.settings import GatewaySettings
 from backend_client.options import NO_FAILOVER, FailoverOptions
 from backend_client.testing.node import WRITER, event_bytes, route_headers
-from tests.faults.client.test_fallback import settings as cloud_settings
+from tests.faults.client.gateways import cloud_settings
 from tests.faults.scripted_node import ScriptedCloud, ScriptedNode, error_response
 
 WORDS = [f"word{index:02} " for index in range(60)]

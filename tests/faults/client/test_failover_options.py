@@ -4,7 +4,6 @@ import re
 import secrets
 
 import pytest
-from aiohttp import web
 
 from backend_client import ClientOptions, CloudClient, InferenceClient, InvalidArgument, NPUClient, StreamInterrupted
 from backend_client.errors import ContextLengthExceeded, ModelNotFound
@@ -12,10 +11,9 @@ from backend_client.gateway.cli import main
 from backend_client.gateway.keys import KeyStore
 from backend_client.options import FailoverOptions
 from backend_client.testing import cut
-from backend_client.testing.node import EMBEDDER, WRITER, route_headers
-from tests.faults.client.gateways import gateway
+from backend_client.testing.node import EMBEDDER, WRITER
+from tests.faults.client.gateways import cloud_settings, gateway, streaming
 from tests.faults.client.test_failover import CHUNKS, MESSAGES, TEXT, answering
-from tests.faults.client.test_fallback import settings as cloud_settings
 from tests.faults.scripted_node import error_response
 
 STREAM = {"model": WRITER, "messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}}
@@ -236,12 +234,8 @@ def test_a_key_shows_its_options(tmp_path, capsys):
 )
 async def test_streams_of_other_dialects_are_recovered_too(scripted, path, kind, begun, end):
     async def respond(request):
-        response = web.StreamResponse(headers={**route_headers(WRITER), "Content-Type": kind})
-        await response.prepare(request)
-        await response.write(begun.encode())
-        if len(scripted.requests) > 1:
-            await response.write(end.encode())
-        return response
+        parts = [begun, end] if len(scripted.requests) > 1 else [begun]
+        return await streaming(*map(str.encode, parts), kind=kind)(request)
 
     scripted.respond = respond
     async with gateway(scripted) as http:

@@ -12,7 +12,6 @@ from aiohttp import web
 from backend_client import (
     ClientOptions,
     CloudClient,
-    CloudSettings,
     InferenceClient,
     NPUClient,
     NPUUnavailableError,
@@ -22,18 +21,16 @@ from backend_client import (
 from backend_client.errors import ClientClosed, CloudRejected, CloudUnavailable, ModelNotFound, SpendCapReached
 from backend_client.options import Timeouts
 from backend_client.testing import cut
+from tests.faults.client.gateways import cloud_settings, streaming
 from tests.faults.scripted_node import ANSWER, answering, choice, data_event, error_response, streamed, vectors_for
 
 DEAD = "http://127.0.0.1:1"
 
 
-def settings(cloud, **more):
-    mapped = {"embedding_models": {"space-a": "cloud-minilm"}, "chat_model": "cloud-chat"}
-    return CloudSettings(base_url=cloud.url, api_key="sk-cloud", **(mapped | more))
-
-
 def fallback(nodes, cloud, *, spaces=None, local_only=False, **more):
-    return InferenceClient(NPUClient(nodes, spaces=spaces), CloudClient(settings(cloud, **more)), local_only=local_only)
+    return InferenceClient(
+        NPUClient(nodes, spaces=spaces), CloudClient(cloud_settings(cloud, **more)), local_only=local_only
+    )
 
 
 SPACES = {"fake-embedder": "space-a"}
@@ -228,14 +225,14 @@ async def test_truncation_stays_with_the_nodes(scripted, cloud):
         assert not cloud.requests
         assert (await client.embed_result("x" * 252, truncate=True)).source == "cloud"
         assert (await client.embed_result("x" * 253, truncate=False)).source == "cloud"
-    async with CloudClient(settings(cloud)) as direct:
+    async with CloudClient(cloud_settings(cloud)) as direct:
         with pytest.raises(CloudRejected, match="cannot truncate"):
             await direct.embed("text", truncate=True)
 
 
 async def test_a_cap_is_kept_for_models_without_a_price(cloud):
     prices = {"cloud-chat": {"input": 2, "output": 8}, "cloud-minilm": {"input": 1}}
-    async with CloudClient(settings(cloud, prices=prices, spend_cap=1)) as direct:
+    async with CloudClient(cloud_settings(cloud, prices=prices, spend_cap=1)) as direct:
         with pytest.raises(SpendCapReached, match="lacks dear-model"):
             await direct.generate("prompt", model="dear-model")
         assert (await direct.generate("prompt")).text
@@ -344,7 +341,7 @@ async def test_healthz_says_why_the_cloud_would_not_be_asked(cloud, more, troubl
 async def test_vectors_of_the_cloud_for_another_text_are_malformed(cloud):
     row = {"index": 1, "embedding": [1, 2]}
     cloud.respond = answering(lambda: web.json_response({"object": "list", "model": "m", "data": [row]}))
-    async with CloudClient(settings(cloud)) as direct:
+    async with CloudClient(cloud_settings(cloud)) as direct:
         with pytest.raises(CloudUnavailable, match="index is out of range"):
             await direct.embed("text")
 
@@ -370,7 +367,7 @@ async def test_when_a_busy_cloud_asks_to_be_asked_again_is_told(cloud, status, h
 @pytest.mark.parametrize("options", [{}, {"timeout": 60}])
 async def test_a_stream_of_the_cloud_is_cut_by_the_time_of_its_caller_and_by_no_default(cloud, options):
     now = [0.0]
-    async with CloudClient(settings(cloud), clock=lambda: now[0]) as client:
+    async with CloudClient(cloud_settings(cloud), clock=lambda: now[0]) as client:
         stream = client.stream("prompt", **options)
         assert await anext(stream) == ANSWER[0]
         now[0] += 1000.0
@@ -383,15 +380,10 @@ async def test_a_stream_of_the_cloud_is_cut_by_the_time_of_its_caller_and_by_no_
 
 
 async def test_a_stream_of_the_cloud_that_falls_silent_is_interrupted(cloud):
-    async def respond(request):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(data_event({"model": "cloud-chat", "choices": [choice({"content": "Paris"})]}))
-        await asyncio.get_running_loop().create_future()
-
-    cloud.respond = respond
+    part = data_event({"model": "cloud-chat", "choices": [choice({"content": "Paris"})]})
+    cloud.respond = streaming(part, asyncio.Event().wait)
     options = ClientOptions(timeouts=Timeouts(silence=0.1))
-    async with CloudClient(settings(cloud), options=options) as client:
+    async with CloudClient(cloud_settings(cloud), options=options) as client:
         with pytest.raises(StreamInterrupted) as caught:
             [_ async for _ in client.stream("prompt")]
         assert caught.value.partial_text == "Paris"

@@ -15,8 +15,7 @@ from backend_client.observability import Metrics, instrument
 from backend_client.sdk.client import openai_over
 from backend_client.sdk.routes import stream_bytes
 from backend_client.testing.node import WRITER, route_headers
-from tests.faults.client.gateways import STREAM, gateway
-from tests.faults.client.test_fallback import settings as cloud_settings
+from tests.faults.client.gateways import STREAM, cloud_settings, gateway
 from tests.faults.scripted_node import ScriptedNode, choice, data_event, served_in_thread, sse
 
 MESSAGES = [{"role": "user", "content": "Where?"}]

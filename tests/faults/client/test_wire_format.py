@@ -19,6 +19,7 @@ from backend_client import (
 )
 from backend_client.errors import AuthenticationFailed, ContextLengthExceeded, EmbedManyFailed, PayloadTooLarge
 from backend_client.options import Timeouts
+from tests.faults.client.gateways import streaming
 from tests.faults.scripted_node import (
     ANSWER,
     EMBEDDER,
@@ -159,13 +160,8 @@ async def test_unknown_events_of_a_newer_node_are_ignored(scripted, client):
 
 
 async def test_the_device_at_the_end_of_a_stream_counts(scripted, client):
-    async def moved(request):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-NPU-Node-Device": "CPU"})
-        await response.prepare(request)
-        await response.write(sse("token", {"text": "Paris"}) + sse("done", done_event() | {"device": "GPU"}))
-        return response
-
-    scripted.respond = moved
+    # Its head names the CPU.
+    scripted.respond = streaming(sse("token", {"text": "Paris"}) + sse("done", done_event() | {"device": "GPU"}))
     assert (await client.generate("prompt")).device == "GPU"
     with pytest.raises(NPUUnavailableError, match="CPU was required, and the answer names another device"):
         await client.generate("prompt", require_device="CPU", timeout=20)

@@ -58,7 +58,9 @@ FORMS = [
 CASES = [(path, *form) for form in FORMS for path in (CHAT, COMPLETIONS)]
 CASES += [(CHAT, {"response_format": {"type": name, "schema": AGE}}, SCHEMA) for name in ("json_object", "json_schema")]
 CASES += [(OLLAMA, {"format": AGE, "stream": False}, SCHEMA)]
-CASES += [("/api/generate", {"format": "json", "stream": False}, (['{"a": 1}'], ["[1]", "a"]))]
+ANY_OBJECT = (['{"a": 1}'], ["[1]", "a"])
+CASES += [("/api/generate", {"format": "json", "stream": False}, ANY_OBJECT)]
+CASES += [(CHAT, {"response_format": {"type": "json_object"}}, ANY_OBJECT)]
 
 
 @pytest.mark.parametrize(("path", "form", "answers"), CASES)

@@ -78,10 +78,6 @@ def test_a_repetition_penalty_is_neither_tiny_nor_huge(penalty):
         assert getattr(body.model_validate(fields | {name: 0.01}), name) == 0.01
 
 
-def test_top_p_of_zero_is_greedy():
-    assert sampled(top_p=0, temperature=1.0) == Sampling(temperature=0.0)
-
-
 @pytest.mark.parametrize("temperature", [5e-324, 1e-44, 1e-39, 1e-37, 1e-8])
 def test_a_temperature_by_which_an_engine_cannot_divide_is_greedy(temperature):
     assert sampled(temperature=temperature) == Sampling(temperature=0.0)

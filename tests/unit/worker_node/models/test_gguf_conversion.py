@@ -10,7 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType, RopeScalingType
 from openvino import opset13 as op
 
-from tests.support import numpy_decoder
+from tests.unit.worker_node.models import numpy_decoder
 from worker_node.core.errors import ConversionFailed, SourceRejected
 from worker_node.models.catalog import Quantization
 from worker_node.models.convert import gguf as conversion
