@@ -48,14 +48,14 @@ class Blocks:
     """The blocks of an answer under construction; `take` returns what has changed.
 
     With `single_call` only the first call counts. Models write blanks around calls: with `skip_blanks`, blanks without
-    words are not text. `in_reasoning`: what came last is reasoning.
+    words are not text. `calls` have begun so far. `in_reasoning`: what came last is reasoning.
     """
 
     def __init__(self, *, single_call: bool = False, skip_blanks: bool = True) -> None:
         self._single_call = single_call
         self._skip_blanks = skip_blanks
         self._blanks = ""
-        self._calls = 0
+        self.calls = 0
         self._changes: list[BlockEvent] = []
         self.blocks: list[Block] = []
         self.in_reasoning = False
@@ -74,12 +74,12 @@ class Blocks:
 
     def begin_call(self, name: str) -> None:
         self.in_reasoning = False
-        self._calls += 1
-        if self._calls == 1 or not self._single_call:
-            self._open(BlockKind.CALL, name, self._calls - 1)
+        self.calls += 1
+        if self.calls == 1 or not self._single_call:
+            self._open(BlockKind.CALL, name, self.calls - 1)
 
     def add_arguments(self, text: str) -> None:
-        if self._calls == 1 or not self._single_call:
+        if self.calls == 1 or not self._single_call:
             self._grow(text)
 
     def close(self, *, cut: bool = False) -> None:
@@ -244,7 +244,7 @@ class AnswerBuilder:
         if self.ended:
             return FinishReason.STOP
         # An answer that was cut within a call is cut, not a call.
-        called = any(block.kind is BlockKind.CALL for block in self._blocks.blocks)
+        called = self._blocks.calls > 0
         return FinishReason.TOOL_CALLS if called and self._finish is FinishReason.STOP else self._finish
 
     def _with_logprobs(self, tokens: Sequence[int], values: Sequence[float]) -> tuple[TokenLogprob, ...]:
