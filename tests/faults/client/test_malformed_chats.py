@@ -95,7 +95,8 @@ async def test_an_answer_with_other_choices_or_without_its_end_is_malformed(clie
     with pytest.raises(CloudError, match=r"choices|finish_reason|not a chat completion"):
         await direct.chat(QUESTION, n=count)
     assert len((await direct.chat(QUESTION, n=count)).choices) == count
-    in_turn([*pair, cloud], stream_of(*choices), stream_of(*choices), stream_of(*choices))
+    # One for the cloud, and as many as a call may try.
+    in_turn([*pair, cloud], *(stream_of(*choices) for _ in range(4)))
     for asked in (direct, client):
         stream = asked.stream_chat(QUESTION, n=count)
         with pytest.raises((CloudError, StreamInterrupted, NPUUnavailableError), match=r"choice|finish_reason"):
