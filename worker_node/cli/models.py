@@ -283,7 +283,21 @@ def _stop(args: argparse.Namespace) -> int:
 
 def _rm(args: argparse.Namespace) -> int:
     """Remove each model in turn; the first that fails ends it."""
-    from worker_node.cli.node_client import on_node
+    from worker_node.cli.node_client import NodeCallFailed, model_path, on_node
+
+    def from_node(node: NodeClient) -> int:
+        print(f"removing from the node at {node.url}", file=sys.stderr)
+        for name in args.models:
+            try:
+                node.call("DELETE", model_path(name) + ("?force=true" if args.force else ""))
+            except NodeCallFailed as error:
+                if error.http_status != HTTPStatus.CONFLICT:
+                    raise
+                raise NodeCallFailed(
+                    f"{name} has requests in flight; wait for their end, or add --force", error.http_status
+                ) from None
+            print(f"{name}: removed")
+        return 0
 
     def from_store() -> int:
         store = node_store(args)
@@ -293,21 +307,4 @@ def _rm(args: argparse.Namespace) -> int:
             print(f"{name}: removed")
         return 0
 
-    return on_node(args, lambda node: _remove_from_node(node, args), from_store, changes=True)
-
-
-def _remove_from_node(node: NodeClient, args: argparse.Namespace) -> int:
-    from worker_node.cli.node_client import NodeCallFailed, model_path
-
-    print(f"removing from the node at {node.url}", file=sys.stderr)
-    for name in args.models:
-        try:
-            node.call("DELETE", model_path(name) + ("?force=true" if args.force else ""))
-        except NodeCallFailed as error:
-            if error.http_status != HTTPStatus.CONFLICT:
-                raise
-            raise NodeCallFailed(
-                f"{name} has requests in flight; wait for their end, or add --force", error.http_status
-            ) from None
-        print(f"{name}: removed")
-    return 0
+    return on_node(args, from_node, from_store, changes=True)

@@ -201,7 +201,7 @@ def describe_placement(placement: Placement) -> dict[str, Any]:
             "age_s": round(time.time() - status.proven_at, 1),
             "device": status.loaded.device_name,
             "driver": status.loaded.driver,
-            "openvino": status.loaded.runtime,
+            "openvino": status.loaded.openvino,
         }
     return {
         "device": placement.device,

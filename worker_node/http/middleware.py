@@ -19,7 +19,6 @@ from worker_node.http.access import OPEN_PATHS, Check
 from worker_node.http.context import FAULTS, NODE, SERVER, STATE, RequestState, labels
 from worker_node.http.replies import ANTHROPIC_VERSION, Renderer
 from worker_node.http.routes import Handler
-from worker_node.node import Node
 from worker_node.observability.tracing import Tracing, set_response_status
 
 log = logging.getLogger(__name__)
@@ -132,7 +131,10 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
             raise ConnectionResetError("the reply had begun when it failed") from None
 
         response = form(request)(failure)
-        if failure.device is not None and (faults := _faults(request.app[NODE], failure)):
+        served = (model for model in request.app[NODE].manager.models if model.id == failure.model)
+        failed_on = (place for model in served for place in model.placements if place.device == failure.device)
+        # How many faults on demand the engine has that the request failed on.
+        if faults := next((len(place.faults) for place in failed_on), 0):
             response.headers[FAULTS] = str(faults)
         if allowed:
             response.headers["Allow"] = ", ".join(sorted(allowed))
@@ -142,12 +144,6 @@ def errors_as(form: Callable[[web.Request], Renderer], *checks: Check) -> Middle
         return response
 
     return render
-
-
-def _faults(node: Node, error: NodeError) -> int:
-    """How many faults on demand the engine has that a request failed on."""
-    placements = (place for model in node.manager.models if model.id == error.model for place in model.placements)
-    return next((len(place.faults) for place in placements if place.device == error.device), 0)
 
 
 def _as_node_error(request: web.Request, error: Exception) -> NodeError:

@@ -161,9 +161,10 @@ async def test_a_pull_goes_on_without_its_reader_and_is_followed_by_the_same_req
     assert [line async for line in following][-1] == {"status": "success"}
     assert [line async for line in follow("all-minilm")][-1] == {"status": "success"}
     assert begun == ["all-minilm"] * 2, "one that has ended is begun again"
-    assert [line async for line in follow("smollm2")][-1] == {"error": "no network"}
+    failed = {"error": "no network", "code": "model_error"}
+    assert [line async for line in follow("smollm2")][-1] == failed
     refused = await get(client, "/api/pull", 424, "POST", json={"model": "smollm2", "stream": False})
-    assert refused == {"error": "no network"}
+    assert refused == failed
 
 
 async def test_a_pull_is_a_job_that_both_dialects_follow(served, pulls, monkeypatch):
