@@ -152,6 +152,9 @@ class Reloader:
             manager.names.drop_failed(before[name].name)
             if name in served:
                 manager.replacement.retire(served[name])
+        # First: it decides which of the changed models can be loaded.
+        if "memory_budget" in report.applied:
+            manager.set_budget(HOST, new.memory_budget or self._memory)
         for name, replacement in built.items():
             manager.names.drop_failed(after[name].name)
             if name not in served:
@@ -160,9 +163,6 @@ class Reloader:
                 report.problems.append(problem)
                 log.error("%s", problem)
         manager.names.arrange([model.name for model in after.values()])
-
-        if "memory_budget" in report.applied:
-            manager.set_budget(HOST, new.memory_budget or self._memory)
         log.info("settings reloaded: %s", report)
         if report.restart:
             log.warning("these settings have changed and need a restart of the node: %s", ", ".join(report.restart))

@@ -56,6 +56,7 @@ _CLOSE_TIMEOUT_S = 2.0
 _BACKLOG = 1024
 # Engines, models, logs, connections beyond the limit.
 _OTHER_FILES = 1024
+_SPARE_CONNECTIONS = 64
 _REMEDIES = {
     errno.EADDRINUSE: "is another node running? choose another port",
     errno.EADDRNOTAVAIL: "host must be an address of this machine",
@@ -94,11 +95,6 @@ async def run(
     """
     systemd = ServiceManager.from_environment()
 
-    # At the limit, connections could not even be refused.
-    needed = settings.max_connections + _OTHER_FILES
-    if (allowed := allow_files(needed)) < needed:
-        log.warning("this process may open %d files; max_connections needs %d", allowed, needed)
-
     stop, hangup = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     with stop_signals(loop, stop.set):
@@ -121,6 +117,28 @@ async def run(
                 await stop.wait()
                 systemd.stopping()
                 await _drain(node)
+
+
+def connections_allowed(wanted: int) -> tuple[int, int]:
+    """How many connections may have a request, and how many more may be open, with the files that we may open.
+
+    Without a free file descriptor, no connection could even be refused, and nothing could be read or loaded.
+    """
+    needed = wanted + _OTHER_FILES
+    if (allowed := allow_files(needed)) >= needed:
+        return wanted, _SPARE_CONNECTIONS
+    free = allowed - min(_OTHER_FILES, allowed // 2)
+    spare = min(_SPARE_CONNECTIONS, free // 2)
+    most = min(wanted, free - spare)
+    log.warning(
+        "this process may open %d files, and max_connections = %d needs %d: it is lowered to %d; raise the limit "
+        "(ulimit -n, LimitNOFILE)",
+        allowed,
+        wanted,
+        needed,
+        most,
+    )
+    return most, spare
 
 
 def _background(stack: AsyncExitStack, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -160,7 +178,8 @@ async def running_node(
             telemetry.failed("-", error)
 
         assert runner.server is not None  # noqa: S101  (setup() made it)
-        limits = ConnectionLimits(settings.header_timeout_s, settings.keepalive_timeout_s, settings.max_connections)
+        most, spare = connections_allowed(settings.max_connections)
+        limits = ConnectionLimits(settings.header_timeout_s, settings.keepalive_timeout_s, most, spare)
         connections = Connections(runner.server, limits, note, profile.render)
 
         for bound in socks:

@@ -82,14 +82,14 @@ class ProcessUse:
 
 
 def process_use(pid: int) -> ProcessUse | None:
-    """None for a process that has ended or belongs to another user."""
+    """None for a process that has ended or belongs to another user, and where no file can be opened."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
             times = process.cpu_times()
             files = process.num_fds() if hasattr(process, "num_fds") else None
             return ProcessUse(times.user + times.system, process.memory_info().rss, files)
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return None
 
 

@@ -38,7 +38,7 @@ class ConnectionLimits:
     header_timeout_s: float
     keepalive_timeout_s: float
     max_connections: int
-    spare_connections: int = 64
+    spare_connections: int
     stall_timeout_s: float = 30.0
     unsent_bytes: int = 256 << 20
     linger_s: float = 2.0

@@ -104,6 +104,19 @@ class Reconciler:
                 watch.cancel()
         self.poke()
 
+    def never_fits(self, model: ServedModel, placement: Placement, *, without: ServedModel) -> str | None:
+        """Why a load would not fit even if `without`, and every served model that is not pinned, were unloaded."""
+        wanted = replace(self._observe(model, placement), state=UnitState.UNLOADED, wanted_since=0.0)
+        units = {wanted.key: (model, placement)}
+        snapshot = [wanted]
+        for other in self._names.models:
+            for its in other.placements if other is not without else ():
+                snapshot.append(self._observe(other, its))
+                units[snapshot[-1].key] = (other, its)
+        plan = plan_memory(snapshot, self.budgets, self._clock())
+        never = (refusal for refusal in plan.refusals if refusal.key == wanted.key and not refusal.waits)
+        return next((_text(refusal, snapshot, units, plan) for refusal in never), None)
+
     async def close(self) -> None:
         await self._tasks.close()
 

@@ -63,10 +63,12 @@ class Replacement:
                 await first_change([first])
         finally:
             self._reconciler.unserved.remove(new)
-        if first.state.down:
+        # A load that was refused may fit when `old` has left.
+        refusal = None if first.refusal is None else self._reconciler.never_fits(new, first, without=old)
+        if first.state.down or refusal is not None:
             problem = (
                 f"{new.id} could not be loaded on {first.device} with its new settings, and serves with the earlier "
-                f"ones: {first.reason}"
+                f"ones: {refusal or first.reason}"
             )
             await self._stop(new)
             return problem

@@ -1,5 +1,6 @@
 """The ledger and the spend cap: every part of a request counts, and no reply is believed that cannot be."""
 
+import asyncio
 import contextlib
 import json
 from decimal import Decimal
@@ -202,6 +203,18 @@ async def test_a_stream_that_its_reader_leaves_counts_at_its_bound(cloud):
         stream = client.stream_chat(QUESTION, max_tokens=100)
         assert (await anext(stream)).text == "so far"
         await stream.aclose()
+        assert client.ledger.cloud.estimated_calls == 1
+        assert client.ledger.cloud.completion_tokens == 100
+
+
+async def test_a_call_that_the_cloud_does_not_answer_in_time_counts_at_its_bound(cloud):
+    async def respond(_):
+        await asyncio.Event().wait()
+
+    cloud.respond = respond
+    async with client_of(cloud, output=1) as client:
+        with pytest.raises(CloudUnavailable, match="did not answer within"):
+            await client.generate(PROMPT, max_new_tokens=100, timeout=0.3)
         assert client.ledger.cloud.estimated_calls == 1
         assert client.ledger.cloud.completion_tokens == 100
 

@@ -143,7 +143,7 @@ async def serving(store):
     engine = PausingEngine()
     async with application(writing_models(store, engine)) as (client, node):
         server, loop = client.server.runner.server, asyncio.get_running_loop()
-        limits = ConnectionLimits(60.0, 60.0, 1024)
+        limits = ConnectionLimits(60.0, 60.0, 1024, 64)
         connections = Connections(server, limits, lambda _error: None, error_response)
         listener = await loop.create_server(connections.accept, "127.0.0.1", 0)
         try:

@@ -247,6 +247,8 @@ def render(directory: str, context_limit: int, messages: list[Any], rendering: d
 
 # 4,000 bytes of any text take 1 to 3 ms (SmolLM2's tokenizer), which is what handing them to a process costs.
 _INLINE_BYTES = 4_000
+# What a message costs beside its text, in bytes.
+_COST_OF_A_MESSAGE = 20
 # Most of a process's memory is address space that its runtime reserves and never touches.
 _LIMITS = PreparationLimits(processes=2, cpu_s=10.0, memory_bytes=8 * 2**30)
 _MODULES = ("worker_node.tasks.generate.chat_tokenizer",)
@@ -256,6 +258,16 @@ def is_small(texts: Sequence[str]) -> bool:
     if sum(map(len, texts)) > _INLINE_BYTES:
         return False
     return sum(len(text.encode(errors="replace")) for text in texts) <= _INLINE_BYTES
+
+
+def _is_small_conversation(messages: Sequence[Message], rendering: Rendering) -> bool:
+    if _COST_OF_A_MESSAGE * len(messages) > _INLINE_BYTES:
+        return False
+    calls = [call.arguments for message in messages for call in message.tool_calls]
+    parts = [message.content for message in messages]
+    if calls or rendering.tools or rendering.variables:
+        parts.append(msgspec.json.encode((calls, rendering.tools, rendering.variables)).decode())
+    return is_small(parts)
 
 
 class LargeTexts:
@@ -288,7 +300,7 @@ class LargeTexts:
         deadline: float,
     ) -> str:
         """Return a conversation in the model's own template. Raises as `ChatTokenizer.render` and `encode`."""
-        if is_small([message.content for message in messages]):
+        if _is_small_conversation(messages, rendering):
             return tokenizer.render(messages, rendering)
         tokenizer.check_size(messages)
         plain = msgspec.to_builtins((messages, rendering))

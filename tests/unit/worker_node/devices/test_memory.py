@@ -62,6 +62,17 @@ def test_the_memory_of_a_process_that_has_ended_is_none():
 
 
 @pytest.mark.linux
+def test_where_no_file_can_be_opened_the_memory_of_a_process_is_not_known_and_no_error(monkeypatch):
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        assert resident_memory(os.getpid()) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.linux
 def test_kills_for_want_of_memory_are_counted_by_the_machine_and_by_our_control_groups(tmp_path):
     proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)

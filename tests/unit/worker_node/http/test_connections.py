@@ -6,6 +6,7 @@ import contextlib
 import pytest
 from aiohttp import web
 
+from worker_node import server
 from worker_node.core.errors import Overloaded
 from worker_node.http.connection import ConnectionLimits, Connections, admit_connection
 from worker_node.http.replies import error_response
@@ -198,3 +199,11 @@ async def test_while_too_much_is_unsent_those_are_dropped_who_let_their_reply_wa
             assert len(await rest(reader)) < 50_000_000
         for reader in readers[2:]:
             assert len(await reader.readexactly(50_000_000)) == 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"), [(8, (2, 2)), (64, (16, 16)), (1024, (448, 64)), (2048, (1024, 64)), (9999, (1024, 64))]
+)
+def test_no_more_connections_are_taken_than_leave_files_for_the_rest_of_the_node(monkeypatch, files, connections):
+    monkeypatch.setattr(server, "allow_files", lambda count: min(count, files))
+    assert server.connections_allowed(1024) == connections

@@ -16,7 +16,7 @@ from tests.support.application import application
 from worker_node.core.errors import ContextLengthExceeded, EngineCrashed, EngineDied, EngineUnavailable, ModelNotFound
 from worker_node.http.context import NODE
 from worker_node.http.middleware import begin_reply, describe_request, log_requests
-from worker_node.http.replies import renderer
+from worker_node.http.replies import renderer, retry_headers
 from worker_node.http.routes import DESCRIBED
 from worker_node.http.sse import EventStream
 from worker_node.observability.metrics import RecentFailures
@@ -100,6 +100,9 @@ def test_a_caller_who_repeats_a_mistake_hides_no_other_failure():
         ("engine_unavailable", 2),
         ("model_not_found", 1000),
     ]
+    for number in range(1000):
+        failures.add(died(), f"/{number}")
+    assert [entry.route for entry in failures.latest_first()] == [f"/{number}" for number in range(999, 949, -1)]
 
 
 async def test_keys_host_names_pages_and_limits_are_those_of_the_new_settings():
@@ -168,3 +171,9 @@ def test_an_error_says_its_code_in_every_dialect_and_the_client_reads_it(path, d
         # A stream of Ollama's, and of Anthropic's, ends with the same body.
         streamed = event_error("http://a", json.loads(said.body), None)
         assert [found.code for found in (whole, streamed)] == [error.code] * 2
+
+
+@pytest.mark.parametrize(("wait_s", "told"), [(0.0001, ("1", "1")), (1.2, ("2", "1200")), (3.0, ("3", "3000"))])
+def test_no_caller_is_told_to_come_again_too_early(wait_s, told):
+    headers = retry_headers(EngineUnavailable("busy", retry_after=wait_s))
+    assert (headers["Retry-After"], headers["retry-after-ms"]) == told

@@ -136,6 +136,19 @@ async def test_a_form_that_cannot_be_loaded_on_the_first_device_leaves_the_earli
     assert len(world.machine.memory) == 2, "what was loaded of the later form is gone"
 
 
+@in_world(budget=350)
+async def test_a_form_that_memory_can_never_hold_leaves_the_earlier_one(world):
+    before = world.model
+    problem = await world.change(world.form(sizes=(400, 100)))
+    assert (
+        "m could not be loaded on NPU with its new settings, and serves with the earlier ones: m on NPU needs"
+        in problem
+    )
+    assert "nothing else holds any of it. Raise memory_budget" in problem
+    assert world.model is before
+    assert [await world.request(device) for device in (NPU, CPU)] == [("form 1", 0)] * 2
+
+
 @pytest.mark.parametrize("second", [3.0, 4.0, 22.0], ids=["while it loads", "when it is ready", "at the end"])
 @pytest.mark.parametrize("which", [0, 1], ids=["NPU", "CPU"])
 @pytest.mark.parametrize("of_the_later", [False, True], ids=["earlier form", "later form"])

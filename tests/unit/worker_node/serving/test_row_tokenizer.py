@@ -69,6 +69,8 @@ async def test_a_document_that_is_too_long_is_named_with_its_lengths(pairs):
     ) as error:
         await pairs.encode_pairs("a", ["b", " ".join("c" * 20)], truncate=False, field="texts")
     assert error.value.param == "texts[1]"
+    with pytest.raises(ContextLengthExceeded, match=r"documents\[70\] has 20 tokens"):
+        await pairs.encode_pairs("a", ["b"] * 70 + [" ".join("c" * 20)], truncate=False)
 
 
 @pytest.mark.parametrize("truncate", [True, False])
@@ -164,6 +166,20 @@ async def test_a_deadline_ends_the_wait_for_a_thread_and_the_work_in_it(embedder
     assert await asyncio.to_thread(left.wait, 10)
     with pytest.raises(DeadlineExceeded):
         await embedder.encode(["a " * 30_000], truncate=True, deadline=time.monotonic() - 1)
+
+
+async def test_a_request_that_leaves_before_its_turn_takes_no_place_from_later_ones():
+    threads, proceed = TokenizingThreads(max_characters=100), threading.Event()
+    forever = time.monotonic() + 60
+    first = asyncio.create_task(threads.run(lambda _: proceed.wait(10), 40, forever))
+    await asyncio.sleep(0)
+    with pytest.raises(DeadlineExceeded):
+        await threads.run(lambda _: None, 60, time.monotonic() + 0.05)
+    await asyncio.sleep(0)
+    later = asyncio.create_task(threads.run(lambda _: "later", 60, forever))
+    await asyncio.sleep(0)
+    proceed.set()
+    assert (await first, await later) == (True, "later")
 
 
 async def test_more_characters_than_may_wait_are_refused_and_one_request_never_is():

@@ -72,6 +72,21 @@ async def test_a_large_conversation_is_rendered_elsewhere_with_all_that_belongs_
     assert pool.called == [chat_tokenizer.render]
 
 
+@pytest.mark.parametrize(
+    ("messages", "tools", "elsewhere"),
+    [
+        ([Message("user", "a"), Message("assistant", "b")] * 50, None, False),
+        ([Message("user", "a"), Message("assistant", "b")] * 200, None, True),
+        ([Message("user", "a"), Message("assistant", "", (ToolCall("clock", {"zone": LARGE}),))], None, True),
+        ([Message("user", "a")], [{"type": "function", "function": {"name": "f", "description": LARGE}}], True),
+    ],
+    ids=["some messages", "many messages", "large arguments", "large tools"],
+)
+async def test_a_conversation_is_large_by_all_that_the_template_renders(chat, pool, texts, messages, tools, elsewhere):
+    await texts.render(chat, messages, Rendering(tools=tools), deadline=FAR)
+    assert pool.called == ([chat_tokenizer.render] if elsewhere else [])
+
+
 def test_neighbouring_turns_of_one_role_are_one_turn_and_results_stay_apart(chat):
     call, result = ToolCall("clock", {}), Message("tool", "12:00", tool_name="clock")
     parts = [Message("system", "Be brief."), Message("system", ""), Message("system", "Be kind.")]
