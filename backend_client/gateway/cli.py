@@ -6,14 +6,18 @@ import argparse
 import asyncio
 import importlib.util
 import logging
+import os
+import select
 import signal
 import sqlite3
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from importlib.metadata import version
 from pathlib import Path
+from typing import TextIO
 
 from backend_client.client import InferenceClient
 from backend_client.errors import INSTALL_EXTRA, ConfigurationError
@@ -24,6 +28,9 @@ from backend_client.settings import ClientSettings
 
 # Of the 1,024 that a node takes; probes have some of their own.
 _CONNECTIONS_PER_NODE = 1000
+_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+# A pipe that takes a write has room for so many bytes.
+_LOG_CHUNK = 4096
 # What the extra `gateway` installs.
 _PACKAGES = ("limits", "opentelemetry", "prometheus_client", "redis")
 
@@ -134,10 +141,44 @@ def _run_command(args: argparse.Namespace) -> int:
     return status
 
 
+class LogHandler(logging.Handler):
+    """Writes log lines to a stream, and drops those that nobody reads: as `worker_node.cli.output` does.
+
+    A reader that stops (Ctrl-S, a pager, a stuck collector) must not stop the server: its event loop would wait for
+    the write.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._file = stream.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._file, select.POLLOUT)
+        self._dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        lines = f"{self.format(record)}\n"
+        if self._dropped:
+            lines = f"{self._dropped} lines of the log are lost, since stderr took no more\n{lines}"
+        try:
+            written = self._write(lines.encode(errors="backslashreplace"))
+        except OSError:  # a full disk, or a reader that has ended
+            written = False
+        self._dropped = 0 if written else self._dropped + 1
+
+    def _write(self, text: bytes) -> bool:
+        while text:
+            # A reader that was only slow gets its time; one that stopped is not waited for again.
+            if not self._poll.poll(0 if self._dropped else 20):
+                return False
+            text = text[os.write(self._file, text[:_LOG_CHUNK]) :]
+        return True
+
+
 def _serve(args: argparse.Namespace) -> int:
     settings = GatewaySettings.load(host=args.host, port=args.port)
     values: dict[str, object] = {"nodes": args.nodes} if args.nodes else {}
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler = LogHandler(sys.stderr) if hasattr(select, "poll") else logging.StreamHandler(sys.stderr)
+    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, handlers=[handler])
     fleet = ClientSettings.load(None, **values)
     # A service has one client, a gateway the callers of all: each open stream takes a connection.
     defaults: dict[str, object] = {"connections_per_node": _CONNECTIONS_PER_NODE}

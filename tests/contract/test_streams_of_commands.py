@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 
+import httpx
 import pytest
 
+from backend_client.gateway import cli
+from tests.support.gateway import start_gateway
 from tests.support.nodes import started
-from worker_node.cli.output import LogHandler
+from worker_node.cli import output
 
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {
     "NPU_NODE_URL": "none",
@@ -80,10 +83,18 @@ def test_a_log_that_nobody_reads_does_not_stop_a_node(unread_pipe, quick_models)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="NOT RUN: a pipe of Windows cannot be asked whether it takes a write")
-def test_a_log_that_is_read_again_says_how_many_lines_are_lost(unread_pipe):
+def test_a_log_that_nobody_reads_does_not_stop_a_gateway(unread_pipe):
+    # It logs that it cannot reach its node.
+    with start_gateway("http://127.0.0.1:1", stderr=unread_pipe[1]) as url:
+        assert httpx.get(f"{url}/health", timeout=30).json()["nodes_usable"] == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="NOT RUN: a pipe of Windows cannot be asked whether it takes a write")
+@pytest.mark.parametrize("handler", [output.LogHandler, cli.LogHandler], ids=["node", "gateway"])
+def test_a_log_that_is_read_again_says_how_many_lines_are_lost(unread_pipe, handler):
     read, write = unread_pipe
     with open(write, "w", closefd=False) as stream:
-        handler = LogHandler(stream)
+        handler = handler(stream)
         lines = [logging.makeLogRecord({"msg": f"line {number}"}) for number in range(4)]
         for line in lines[:3]:
             handler.emit(line)

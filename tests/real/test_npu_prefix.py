@@ -180,5 +180,5 @@ def test_a_prompt_takes_the_cpu_time_of_the_chunks_that_were_not_cached(quick_mo
         [cached] = {delta.cached for event in events if isinstance(event, Step) for delta in event.deltas}
         computed.append(len(chunks) - cached // CHUNK)
         events.clear()
-    # The first prompt warms up. Measured: 0.95 to 0.998; with another rule of eviction below 0.7.
-    assert np.corrcoef(computed[1:], used[1:])[0, 1] > 0.9
+    # The first prompt warms up. Measured: 0.93 to 0.998; with another rule of eviction below 0.7.
+    assert np.corrcoef(computed[1:], used[1:])[0, 1] > 0.85

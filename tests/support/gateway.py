@@ -27,7 +27,7 @@ def reached(node, way):
 
 
 @contextmanager
-def start_gateway(*nodes, **variables):
+def start_gateway(*nodes, stderr=subprocess.DEVNULL, **variables):
     """The URL of a gateway in front of these nodes."""
     words = [word for node in nodes for word in ("--node", node)]
     environment = {
@@ -37,7 +37,7 @@ def start_gateway(*nodes, **variables):
         [sys.executable, "-c", _COMMAND, "serve", "--port", "0", *words],
         env=environment | variables,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=stderr,
         text=True,
     )
     try:

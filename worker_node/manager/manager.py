@@ -328,7 +328,10 @@ class ModelManager:
                 continue
             log.warning("model %s has changed; it is read again", model.id)
             if model.if_failed is not None:
-                reason = "it has changed, and could not be read again"
+                reason = (
+                    f"its files in {model.installed.path} have changed, and could not be read again; repair them, or "
+                    f"install it again: npu-node pull {model.id}"
+                )
                 self.failed.append(replace(model.if_failed, reason=reason))
             self.replacement.retire(model)
             self._rebuilt_at.clear()

@@ -71,11 +71,11 @@ def refusing(bad, code, status=400):
 
 
 class MeasuringNode(ScriptedNode):
-    """Each request for vectors costs half a joule, and an NPU a time that does not divide by its rows."""
+    """Each request for vectors has seven tokens and costs half a joule, and a time that its rows do not divide."""
 
     def take(self, path, headers, content):
         step, answer = super().take(path, headers, content)
-        costs = {"X-NPU-Node-Joules": "0.5", "X-NPU-Busy-Delta-Us": "1009"}
+        costs = {"X-NPU-Node-Joules": "0.5", "X-NPU-Busy-Delta-Us": "1009", "X-NPU-Node-Token-Count": "7"}
         return step, replace(answer, headers=answer.headers | costs)
 
 
@@ -90,6 +90,7 @@ async def test_the_joules_and_the_npu_time_of_a_request_are_divided_among_its_ro
     success = json.loads((out / "_SUCCESS").read_text())
     assert success["joules"] == pytest.approx(sum(row["joules"] for row in rows)) == 0.5 * len(batches)
     assert success["npu_busy_us"] == sum(row["npu_busy_us"] for row in rows) == 1009 * len(batches)
+    assert success["tokens"] == 7 * len(batches)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,9 @@ OTHERWISE = {
     "an unknown reason": (1, [part("a", "abort")]),
     "an error": (1, [part("a", "error")]),
     "no tool": (1, [part("a", "tool_calls")]),
+    "text after its end": (1, [part("a", "stop"), part("more")]),
+    "another end after its end": (1, [part("a", "stop"), part("", "length")]),
+    "a call after its end": (1, [part("a", "stop"), part(tool_calls=[{"index": 0}])]),
 }
 
 
@@ -92,19 +95,13 @@ async def test_an_answer_with_other_choices_or_without_its_end_is_malformed(clie
     with pytest.raises(CloudError, match=r"choices|finish_reason|not a chat completion"):
         await direct.chat(QUESTION, n=count)
     assert len((await direct.chat(QUESTION, n=count)).choices) == count
-    in_turn([*pair, cloud], stream_of(*choices), stream_of(*choices), stream_of(*choices))
+    # One for the cloud, and as many as a call may try.
+    in_turn([*pair, cloud], *(stream_of(*choices) for _ in range(4)))
     for asked in (direct, client):
         stream = asked.stream_chat(QUESTION, n=count)
         with pytest.raises((CloudError, StreamInterrupted, NPUUnavailableError), match=r"choice|finish_reason"):
             [_ async for _ in stream]
         assert stream.result is None
-
-
-@pytest.mark.parametrize("after", [part("more"), part("", "length"), part(tool_calls=[{"index": 0}])])
-async def test_nothing_comes_after_the_end_of_a_choice(client, pair, after):
-    in_turn(pair, stream_of(part("a", "stop"), after))
-    reply = await client.chat(QUESTION)
-    assert (reply.text, [attempt.outcome for attempt in reply.attempts]) == (TEXT, ["BadReply", "ok"])
 
 
 async def test_a_stream_may_be_no_longer_than_any_other_reply(scripted):

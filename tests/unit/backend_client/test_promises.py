@@ -16,7 +16,7 @@ from backend_client.errors import (
     PayloadTooLarge,
 )
 from backend_client.fleet.node import BreakerState
-from tests.unit.backend_client.fakes import client_of, fleet, hang, report, warm, with_fleet
+from tests.unit.backend_client.fakes import client_of, fleet, hang, report, with_fleet
 from tests.unit.backend_client.virtual_time import in_virtual_time, now
 
 
@@ -148,23 +148,6 @@ async def test_4_a_refused_request_never_changes_health(nodes, client, error):
     await client.embed("text")
     if error is not ModelMissing:
         assert len(node.requests) == 51
-
-
-@in_virtual_time
-async def test_4_busy_means_until_retry_after_and_not_dead():
-    nodes = fleet(2)
-    for node in nodes:
-        node.health = report(queue=8)
-    async with warm(nodes) as client:
-        nodes[0].embed = NodeOverloaded("full", node=nodes[0].url, status=429, retry_after=3.0)
-        assert not await load(client, every=0.1, seconds=1)
-        assert len(nodes[0].requests) == 1
-        nodes[0].embed = nodes[0].vectors
-        busy_since = nodes[0].requests[0]
-        assert not await load(client, every=0.1, seconds=4)
-        assert nodes[0].requests[1] >= busy_since + 3.0
-        assert len(nodes[0].requests) > 3
-        assert client.status()[0].breaker is BreakerState.CLOSED
 
 
 @with_fleet(1)

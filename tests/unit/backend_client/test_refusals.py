@@ -50,6 +50,7 @@ async def test_nodes_that_refuse_do_not_drain_the_budget_while_another_is_idle(n
     for node in nodes[:refusing]:
         assert 1 <= len(node.requests) <= (now() - began) / 2
     assert least >= RETRY.initial - refusing - 1e-6
+    assert not any(status.ejected or status.trouble for status in client.status()), "busy is not dead"
 
 
 @REFUSALS

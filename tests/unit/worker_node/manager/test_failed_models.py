@@ -147,6 +147,25 @@ async def test_a_model_whose_files_have_changed_is_read_again_instead_of_loaded(
         await manager.stop()
 
 
+async def test_a_model_whose_files_are_gone_says_where_they_were_and_how_to_get_them_back(copied):
+    models = built(copied, "hurt", placements=[{"device": "CPU", "load": "lazy"}])
+    manager = ModelManager(models, ModelStore(copied), partial(build_on_demand, machine(copied)))
+    manager.start()
+    try:
+        model = await manager.resolve("hurt", math.inf)
+        shutil.rmtree(copied / "hurt")
+        manager.request_load(model)
+        async with asyncio.timeout(60):
+            while not manager.failed:
+                await asyncio.sleep(0.01)
+        assert manager.failed[0].reason == (
+            f"its files in {copied / 'hurt'} have changed, and could not be read again; repair them, or install it "
+            "again: npu-node pull hurt"
+        )
+    finally:
+        await manager.stop()
+
+
 async def test_a_failed_model_serves_when_its_files_were_repaired(copied):
     weights = copied / "hurt" / WEIGHTS_FILE
     whole = weights.read_bytes()

@@ -69,6 +69,8 @@ async def test_a_document_that_is_too_long_is_named_with_its_lengths(pairs):
     ) as error:
         await pairs.encode_pairs("a", ["b", " ".join("c" * 20)], truncate=False, field="texts")
     assert error.value.param == "texts[1]"
+    with pytest.raises(ContextLengthExceeded, match=r"documents\[70\] has 20 tokens"):
+        await pairs.encode_pairs("a", ["b"] * 70 + [" ".join("c" * 20)], truncate=False)
 
 
 @pytest.mark.parametrize("truncate", [True, False])
