@@ -228,6 +228,24 @@ async def test_every_chunk_tells_the_usage_so_far(client, engine, n):
     assert last["usage"]["completion_tokens"] == n * whole
 
 
+@pytest.mark.parametrize("asked", [None, True])
+async def test_every_chunk_but_the_last_has_no_usage_where_the_end_tells_it(client, asked):
+    options = {"include_usage": asked, "continuous_usage_stats": not asked}
+    *chunks, last = await stream(client, CHAT, messages=TURNS, stream_options=options)
+    missing = object()
+    assert {chunk.get("usage", missing) for chunk in chunks} == {None if asked else missing}
+    assert bool(last.get("usage")) is bool(asked)
+
+
+@pytest.mark.parametrize(
+    ("fields", "may_stop"), [({}, False), ({"stop": ["sea"]}, True), ({"stop_token_ids": [5]}, True)]
+)
+async def test_the_engine_knows_whether_the_answer_may_be_stopped_where_it_is_read(client, engine, fields, may_stop):
+    reply, body = await post(client, CHAT, **fields)
+    assert reply.status == 200, body
+    assert engine.jobs[-1].edge_may_stop is may_stop
+
+
 @pytest.mark.parametrize(("temperature", "shown"), [(0, 1), (1, 0)])
 async def test_more_logprobs_than_there_are_is_what_there_is(client, temperature, shown):
     reply, body = await post(client, CHAT, logprobs=True, top_logprobs=5, temperature=temperature)
