@@ -130,6 +130,24 @@ async def test_the_answer_of_another_model_is_answered_by_another_node(pair, cal
                 await client.generate("prompt", model=OTHER)
 
 
+@pytest.mark.parametrize(("named", "outcome"), [(EMBEDDER, "ok"), (OTHER, "BadReply")])
+async def test_a_whole_reply_is_read_for_another_models_name_where_its_head_has_none(scripted, named, outcome):
+    async def respond(_):
+        rows = [{"object": "embedding", "index": 0, "embedding": [1.0] * 8}]
+        usage = {"prompt_tokens": 3, "total_tokens": 3}
+        body = {"object": "list", "data": rows, "model": named, "usage": usage}
+        return web.json_response(body, headers={"X-Space": "space-a"})
+
+    scripted.respond = respond
+    asked = {"model": EMBEDDER, "input": "text"}
+    async with NPUClient([scripted.url]) as client:
+        try:
+            attempts = (await client.post("/v1/embeddings", asked, timeout=3)).attempts
+        except NPUUnavailableError as error:
+            attempts = error.attempts
+    assert attempts[0].outcome == outcome
+
+
 @pytest.mark.parametrize("device", ["GPU", None])
 @CALLS
 async def test_the_answer_of_another_device_than_was_required_is_answered_by_another_node(pair, call, device):
