@@ -315,7 +315,7 @@ async def scores(surface, failover=NO_FAILOVER):
 PASSED = dict.fromkeys([*SCENARIOS, "S15"], "pass")
 WAITS = {"S07": "partial", "S12": "safe"}
 BROKEN = dict.fromkeys(["S08", "S09", "S10", "S14"], "safe")
-OPTIONS = FailoverOptions(first_token_s=1, stall_s=1, on_context_length="larger", stream_recovery="restart")
+OPTIONS = FailoverOptions(first_token_s=2, stall_s=2, on_context_length="larger", stream_recovery="restart")
 
 
 @pytest.mark.parametrize(
