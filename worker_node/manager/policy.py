@@ -137,11 +137,12 @@ class _Memory:
         return evicted
 
     def never_fits(self, unit: Unit) -> DoesNotFit | None:
-        """The refusal of a load that would not fit if every unit that is not pinned were unloaded."""
+        """The refusal of a load that would not fit if every unit were unloaded that is not pinned, or is to leave."""
         budget = self._budgets.get(unit.pool)
         if budget is None:
             return None
-        pinned = [u for u in self._units if self._holds(u, unit.pool) and u.pinned]
+        holding = [u for u in self._units if self._holds(u, unit.pool)]
+        pinned = [u for u in holding if u.pinned and not u.unload_when_idle and not self._leaves(u)]
         if unit.memory <= budget - sum(u.memory for u in pinned):
             return None
         return DoesNotFit(unit.key, unit.memory, budget, tuple(u.key for u in pinned))
@@ -183,12 +184,11 @@ class _Memory:
 
     def _held(self, pool: str, *, staying: bool) -> int:
         """Bytes that are taken now; with `staying` without what is being unloaded."""
-        return sum(
-            unit.memory
-            for unit in self._units
-            if self._holds(unit, pool)
-            and not (staying and (unit.key in self._leaving or unit.state is UnitState.UNLOADING))
-        )
+        holding = (unit for unit in self._units if self._holds(unit, pool))
+        return sum(unit.memory for unit in holding if not (staying and self._leaves(unit)))
+
+    def _leaves(self, unit: Unit) -> bool:
+        return unit.key in self._leaving or unit.state is UnitState.UNLOADING
 
     @staticmethod
     def _holds(unit: Unit, pool: str) -> bool:

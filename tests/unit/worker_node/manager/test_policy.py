@@ -3,6 +3,8 @@
 import itertools
 import random
 
+import pytest
+
 from worker_node.manager.policy import DoesNotFit, Unit, UnitState, Why, plan_memory
 
 UNLOADED, LOADING, READY = UnitState.UNLOADED, UnitState.LOADING, UnitState.READY
@@ -110,6 +112,13 @@ def test_a_load_whose_memory_is_being_freed_is_not_overtaken_by_a_later_one():
     second = Unit(("second", "NPU"), "NPU", "host", 100, UNLOADED, wanted_since=2.0)
     assert plan_memory([leaving, first, second], {"host": 200}, 3.0).loads == ()
     assert plan_memory([first, second], {"host": 250}, 3.0).loads == (first.key, second.key)
+
+
+@pytest.mark.parametrize("leaves", [{"state": UnitState.UNLOADING}, {"unload_when_idle": True, "busy": True}])
+def test_no_load_is_refused_at_once_for_the_memory_of_a_pinned_unit_that_leaves(leaves):
+    pinned = unit("pinned", **{"state": READY, "pinned": True} | leaves)
+    wanted = unit("wanted", UNLOADED, wanted_since=1.0)
+    assert all(refusal.waits for refusal in plan_memory([pinned, wanted], {"host": 150}, 1.0).refusals)
 
 
 def test_the_next_decision_is_due_when_the_first_of_several_keep_alives_ends():
