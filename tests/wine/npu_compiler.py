@@ -130,7 +130,7 @@ ROWS = (
     # Prompts above 2,048 tokens have pyramid attention where nothing is set.
     chat(4096, on=PLATFORMS),
     chat(4096, limit_s=100, on=LATER, prefill_attention_hint="STATIC"),
-    chat(8192, limit_s=900, on=["5010", "5020"]),
+    chat(8192, limit_s=1500, on=PLATFORMS),
     Row("speech, encoder", SPEECH),
     speech(""),
     speech(", word_timestamps", word_timestamps=True),
