@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.environments import base_closure, linked_environment
+from worker_node.core.operating_system import tethered
 
 pytestmark = pytest.mark.slow
 
@@ -134,3 +135,11 @@ def test_a_node_command_on_the_base_install_names_the_extra_that_it_needs(instal
         "npu-node: msgspec is not installed: this environment has only the client; "
         "add the node with pip install '.[node,convert]' in the project's checkout\n"
     )
+
+
+@pytest.mark.linux
+def test_the_bundle_runs_the_commands_that_a_node_starts_with_its_own_program():
+    program, *arguments = tethered(["echo", "started"])
+    assert program == sys.executable
+    done = subprocess.run([program, ROOT / "packaging/bundle/entry.py", *arguments], capture_output=True, check=False)
+    assert done.stdout == b"started\n", done.stderr
