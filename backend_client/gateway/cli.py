@@ -12,7 +12,7 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from importlib.metadata import version
@@ -177,7 +177,9 @@ class LogHandler(logging.Handler):
 def _serve(args: argparse.Namespace) -> int:
     settings = GatewaySettings.load(host=args.host, port=args.port)
     values: dict[str, object] = {"nodes": args.nodes} if args.nodes else {}
-    handler = LogHandler(sys.stderr) if hasattr(select, "poll") else logging.StreamHandler(sys.stderr)
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    with suppress(AttributeError, OSError):  # Windows has no poll, and a program that captures stderr gives it no file
+        handler = LogHandler(sys.stderr)
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, handlers=[handler])
     fleet = ClientSettings.load(None, **values)
     # A service has one client, a gateway the callers of all: each open stream takes a connection.

@@ -7,7 +7,7 @@ import os
 import select
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -165,6 +165,8 @@ class LogHandler(logging.Handler):
 
 
 def log_to_stderr(level: str) -> None:
-    """Log to stderr as a server does; on Windows a write may wait for its reader."""
-    handler = LogHandler(sys.stderr) if hasattr(select, "poll") else logging.StreamHandler(sys.stderr)
+    """Log to stderr as a server does."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    with suppress(AttributeError, OSError):  # Windows has no poll, and a program that captures stderr gives it no file
+        handler = LogHandler(sys.stderr)
     logging.basicConfig(level=level, format=_LOG_FORMAT, handlers=[handler])
