@@ -7,7 +7,7 @@ import asyncio
 import importlib.util
 import logging
 import os
-import select
+import selectors
 import signal
 import sqlite3
 import sys
@@ -151,8 +151,8 @@ class LogHandler(logging.Handler):
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._file = stream.fileno()
-        self._poll = select.poll()
-        self._poll.register(self._file, select.POLLOUT)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._file, selectors.EVENT_WRITE)
         self._dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -168,7 +168,7 @@ class LogHandler(logging.Handler):
     def _write(self, text: bytes) -> bool:
         while text:
             # A reader that was only slow gets its time; one that stopped is not waited for again.
-            if not self._poll.poll(0 if self._dropped else 20):
+            if not self._selector.select(0.0 if self._dropped else 0.02):
                 return False
             text = text[os.write(self._file, text[:_LOG_CHUNK]) :]
         return True
@@ -178,8 +178,9 @@ def _serve(args: argparse.Namespace) -> int:
     settings = GatewaySettings.load(host=args.host, port=args.port)
     values: dict[str, object] = {"nodes": args.nodes} if args.nodes else {}
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    with suppress(AttributeError, OSError):  # Windows has no poll, and a program that captures stderr gives it no file
-        handler = LogHandler(sys.stderr)
+    with suppress(OSError):  # a captured stderr has no file, and one that is a file always takes a write
+        if sys.platform != "win32":
+            handler = LogHandler(sys.stderr)
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, handlers=[handler])
     fleet = ClientSettings.load(None, **values)
     # A service has one client, a gateway the callers of all: each open stream takes a connection.

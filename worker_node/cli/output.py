@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import select
+import selectors
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -141,8 +141,8 @@ class LogHandler(logging.Handler):
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._file = stream.fileno()
-        self._poll = select.poll()
-        self._poll.register(self._file, select.POLLOUT)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._file, selectors.EVENT_WRITE)
         self._dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -158,7 +158,7 @@ class LogHandler(logging.Handler):
     def _write(self, text: bytes) -> bool:
         while text:
             # A reader that was only slow gets its time; one that stopped is not waited for again.
-            if not self._poll.poll(0 if self._dropped else 20):
+            if not self._selector.select(0.0 if self._dropped else 0.02):
                 return False
             text = text[os.write(self._file, text[:_LOG_CHUNK]) :]
         return True
@@ -167,6 +167,7 @@ class LogHandler(logging.Handler):
 def log_to_stderr(level: str) -> None:
     """Log to stderr as a server does."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    with suppress(AttributeError, OSError):  # Windows has no poll, and a program that captures stderr gives it no file
-        handler = LogHandler(sys.stderr)
+    with suppress(OSError):  # a captured stderr has no file, and one that is a file always takes a write
+        if sys.platform != "win32":
+            handler = LogHandler(sys.stderr)
     logging.basicConfig(level=level, format=_LOG_FORMAT, handlers=[handler])
