@@ -145,7 +145,7 @@ class LogHandler(logging.Handler):
     """Writes log lines to a stream, and drops those that nobody reads: as `worker_node.cli.output` does.
 
     A reader that stops (Ctrl-S, a pager, a stuck collector) must not stop the server: its event loop would wait for
-    the write.
+    the write. Making one raises OSError for a stream that cannot be asked whether it takes a write.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -153,6 +153,7 @@ class LogHandler(logging.Handler):
         self._file = stream.fileno()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._file, selectors.EVENT_WRITE)
+        self._selector.select(0.0)
         self._dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -178,9 +179,8 @@ def _serve(args: argparse.Namespace) -> int:
     settings = GatewaySettings.load(host=args.host, port=args.port)
     values: dict[str, object] = {"nodes": args.nodes} if args.nodes else {}
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    with suppress(OSError):  # a captured stderr has no file, and one that is a file always takes a write
-        if sys.platform != "win32":
-            handler = LogHandler(sys.stderr)
+    with suppress(OSError):  # a file, which always takes a write, and streams of Windows cannot be asked
+        handler = LogHandler(sys.stderr)
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, handlers=[handler])
     fleet = ClientSettings.load(None, **values)
     # A service has one client, a gateway the callers of all: each open stream takes a connection.

@@ -135,7 +135,7 @@ class LogHandler(logging.Handler):
     """Writes log lines to a stream, and drops those that nobody reads.
 
     A reader that stops (Ctrl-S, a pager, a stuck collector) must not stop the server: its event loop would wait for
-    the write.
+    the write. Making one raises OSError for a stream that cannot be asked whether it takes a write.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -143,6 +143,7 @@ class LogHandler(logging.Handler):
         self._file = stream.fileno()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._file, selectors.EVENT_WRITE)
+        self._selector.select(0.0)
         self._dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -167,7 +168,6 @@ class LogHandler(logging.Handler):
 def log_to_stderr(level: str) -> None:
     """Log to stderr as a server does."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    with suppress(OSError):  # a captured stderr has no file, and one that is a file always takes a write
-        if sys.platform != "win32":
-            handler = LogHandler(sys.stderr)
+    with suppress(OSError):  # a file, which always takes a write, and streams of Windows cannot be asked
+        handler = LogHandler(sys.stderr)
     logging.basicConfig(level=level, format=_LOG_FORMAT, handlers=[handler])
